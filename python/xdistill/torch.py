@@ -30,6 +30,8 @@ from torch import Tensor
 from . import _library, losses
 from ._arrays import array
 
+__all__ = ["cross_entropy", "denoise_loss", "gan_loss", "head_loss", "jsd_loss", "kl_loss", "loss", "next_labels",
+           "reverse_kl_loss", "topk_kl_loss", "vsd_loss", "xtoken_loss"]
 NO_SECOND = "xdistill's losses have no second derivative"
 
 

@@ -114,6 +114,20 @@ class Ctypes(unittest.TestCase):
         for dtype, name in ((self.binding.XD_DTYPE_BF16, b"BF16"), (self.binding.XD_DTYPE_U64, b"U64")):
             self.assertEqual(self.xd.xd_dtype_name(dtype), name)
 
+    def test_enums_are_enums_and_comments_are_docstrings(self):
+        b = self.binding
+        self.assertIs(b.XD_DTYPE_BF16, b.xd_dtype.XD_DTYPE_BF16)
+        self.assertEqual(b.xd_dtype(b.XD_DTYPE_BF16).name, "XD_DTYPE_BF16")
+        for table in ("structs", "enums"):
+            for one in self.api[table]:
+                if one["name"]:
+                    comments = [one["comment"]] + [member["comment"] for member in one.get("fields", one.get("values"))]
+                    said = getattr(b, one["name"]).__doc__.split()
+                    for comment in comments:
+                        words = comment.split()
+                        self.assertTrue(any(said[at:at + len(words)] == words for at in range(len(said))), (one["name"], comment))
+        self.assertIn("Computes value and gradient of the global loss", self.xd.xd_loss.__doc__)
+
     def test_a_loss_and_its_gradient_are_those_of_the_formulas(self):
         desc, values = self.loss_desc(), self.binding.xd_loss_values()
         self.call("xd_loss", self.ctx, ctypes.byref(desc), ctypes.byref(values))

@@ -1,0 +1,90 @@
+"""Losses with their gradients, and PyTorch's: python -m xdistill.bench [--rows 512] [--vocabulary 49152] [--hidden 576] [--threads 2]
+
+Each line has the median of forward and backward pass in milliseconds, and how many times longer PyTorch takes. `max` is the
+largest difference of the gradients, relative to the largest gradient.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+
+from . import torch as xt
+
+
+def eager_kl(student, teacher):
+    s, t = F.log_softmax(student.float(), -1), F.log_softmax(teacher.float(), -1)
+    return F.kl_div(s, t, reduction="batchmean", log_target=True)
+
+
+def eager_head(hidden, weight, labels):
+    return F.cross_entropy(F.linear(hidden, weight).float(), labels)
+
+
+def median(run, repeats, least):
+    """Milliseconds of the median of some runs, after two to warm up."""
+    run()
+    run()
+    times, begin = [], time.perf_counter()
+    while len(times) < repeats or time.perf_counter() - begin < least:
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def step(loss, inputs):
+    """Forward and backward."""
+    return torch.autograd.grad(loss(*inputs), inputs)
+
+
+def compare(name, ours, others, inputs, arguments):
+    own, exact = median(lambda: step(ours, inputs), arguments.repeats, arguments.seconds), step(ours, inputs)
+    line = "%-24s xdistill %8.2f ms" % (name, own)
+    for title, function in others:
+        try:
+            theirs = median(lambda: step(function, inputs), arguments.repeats, arguments.seconds)
+        except Exception as error:
+            line += "   %s: none (%s)" % (title, str(error).split("\n")[0][:40])
+            continue
+        worst = max(float((a.float() - b.float()).abs().max() / b.float().abs().max()) for a, b in
+                    zip(exact, step(function, inputs)))
+        line += "   %s %8.2f ms, %5.2f times, max %.0e" % (title, theirs, theirs / own, worst)
+    print(line, flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m xdistill.bench", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("rows", 512), ("vocabulary", 49152), ("hidden", 576), ("threads", 2), ("repeats", 5)):
+        parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--seconds", type=float, default=1.0, help="at least so long for each")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(1)
+    rows, size = arguments.rows, arguments.vocabulary
+    print("PyTorch %s, %d threads, %d rows, vocabulary %d, hidden %d" % (
+        torch.__version__, arguments.threads, rows, size, arguments.hidden))
+    compiled = (lambda f: []) if arguments.no_compile else (lambda f: [("compiled", torch.compile(f))])
+    for dtype in (torch.float32, torch.bfloat16):
+        teacher = torch.randn(rows, size).mul_(2).to(dtype)
+        student = torch.randn(rows, size).mul_(2).to(dtype).requires_grad_()
+        kl = lambda x: eager_kl(x, teacher)  # noqa: E731
+        compare("KL %s" % str(dtype)[6:], lambda x: xt.kl_loss(x, teacher), [("eager", kl), *compiled(kl)], [student], arguments)
+    labels = torch.randint(0, size, (rows,))
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = [torch.randn(rows, arguments.hidden).to(dtype).requires_grad_(),
+                  torch.randn(size, arguments.hidden).mul_(0.05).to(dtype).requires_grad_()]
+        head = lambda h, w: eager_head(h, w, labels)  # noqa: E731
+        others = [("eager", head), *compiled(head)]
+        if hasattr(F, "linear_cross_entropy"):
+            others.append(("linear_cross_entropy", lambda h, w: F.linear_cross_entropy(h, w, labels)))
+        compare("head CE %s" % str(dtype)[6:], lambda h, w: xt.head_loss(h, w, None, labels, hard_weight=1.0,
+                                                                         bf16=dtype == torch.bfloat16), others, inputs, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -251,9 +251,7 @@ step_python_torch() {
     "$python" -c 'import torch' 2>/dev/null || { echo "needs PyTorch"; exit 77; }
     make --no-print-directory build/libxdistill.a &&
     "$python" -B python/build_xdistill.py build/libxdistill.a "$dir" || return 1
-    for test in tests/python/test_*.py; do
-        PYTHONPATH=$dir "$python" -W ignore "$test" || return 1
-    done
+    PYTHONPATH=$dir OMP_NUM_THREADS=2 "$python" -B -W ignore -m unittest tests/python/test_torch_*.py
 }
 
 # What prose names exists, snippets compile, and the reference that `make docs` writes has no dead link.

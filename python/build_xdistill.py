@@ -116,6 +116,8 @@ def tag():
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    if os.environ.get("XDISTILL_CUDA", "0") != "0":
+        raise SystemExit("xdistill: a build with XDISTILL_CUDA=1 does not exist yet; without it the package computes on CPUs")
     name = "xdistill-%s-%s.whl" % (version(), tag())
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(folder)

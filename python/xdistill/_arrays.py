@@ -17,7 +17,7 @@ TORCH = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64
          "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64",
          "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 DLPACK = {0: "i%d", 1: "u%d", 2: "f%d", 6: "b%d"}
-ON_A_GPU = "%s is on a GPU, and this xdistill was built for CPUs; on a GPU use the C library: docs/building.md"
+ON_A_GPU = "%s is on a GPU, and this package computes on CPUs, because a build with XDISTILL_CUDA=1 does not exist yet"
 
 
 class Array:
@@ -31,9 +31,20 @@ class Array:
         self.strides = tuple(strides) if strides is not None else dense(self.shape)
 
     @property
+    def size(self):
+        return product(self.shape)
+
+    @property
     def is_dense(self):
         return 0 in self.shape or all(size == 1 or stride == expected for size, stride, expected in
                                       zip(self.shape, self.strides, dense(self.shape)))
+
+
+def product(sizes):
+    made = 1
+    for size in sizes:
+        made *= size
+    return made
 
 
 def dense(shape):
@@ -136,11 +147,8 @@ def flat(x, name, count, *dtypes):
     if x is None:
         return None, api.XD_DTYPE_NONE
     x = array(x, name)
-    size = 1
-    for one in x.shape:
-        size *= one
-    if size != count:
-        raise ValueError("%s has %d elements, expected %d" % (name, size, count))
+    if x.size != count:
+        raise ValueError("%s has %d elements, expected %d" % (name, x.size, count))
     if not x.is_dense:
         raise ValueError("%s is strided: copy it first" % name)
     if dtypes and x.dtype not in dtypes:

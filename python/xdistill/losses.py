@@ -7,7 +7,7 @@ a label outside the vocabulary, logits that are not finite. `context` None is th
 import ctypes
 
 from . import _api as api
-from ._arrays import array, flat, rows
+from ._arrays import array, flat, product, rows
 from ._library import context as current, lib
 
 IDS = (api.XD_DTYPE_I64, api.XD_DTYPE_I32)
@@ -21,6 +21,8 @@ FACTORS = {None: api.XD_TEMPERATURE_FACTOR_DEFAULT, True: api.XD_TEMPERATURE_FAC
 TOPK_MODES = {"tail": api.XD_TOPK_TAIL, "renormalise": api.XD_TOPK_RENORMALISE, "truncate": api.XD_TOPK_TRUNCATE,
               "zero_outside": api.XD_TOPK_ZERO_OUTSIDE}
 NORMALISERS = {"mean": api.XD_VSD_MEAN, "original": api.XD_VSD_ORIGINAL, "none": api.XD_VSD_NONE}
+XTOKEN_KINDS = {"projected": api.XD_XTOKEN_PROJECTED, "gold": api.XD_XTOKEN_GOLD, "cached": api.XD_XTOKEN_CACHED,
+                "likelihood": api.XD_XTOKEN_LIKELIHOOD}
 GAN_KINDS = {"softplus": api.XD_GAN_SOFTPLUS, "hinge": api.XD_GAN_HINGE}
 
 
@@ -150,22 +152,29 @@ def head_loss(hidden, weight, bias=None, labels=None, *, teacher=None, teacher_h
     return ctx.compute("xd_head_loss", desc, desc.loss.common, api.xd_loss_values(), desc)
 
 
-def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind="projected", teacher_labels=None, sequences=1,
-                temperature=1.0, reverse=False, columns=8192, kd_weight=1.0, ce_weight=0.1, exact_only=False, context=None,
-                **others):
+def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind="projected", teacher_labels=None, cache=None,
+                cache_positions=None, sequences=1, temperature=1.0, reverse=False, columns=8192, tail=8192, relaxed=False,
+                kd_weight=1.0, ce_weight=0.1, exact_only=False, context=None, **others):
     """Distance of chunks of tokens that cover the same bytes, for two tokenizers: xd_xtoken_loss.
 
     student, teacher  logits [..., columns] of `sequences` sequences
     chunks            a Chunks
-    kind              "projected" (P-KL, needs the Projection) or "likelihood" (needs labels and teacher_labels)
-    columns           teacher columns that are compared
+    kind              "projected" (P-KL, needs the Projection), "gold" (as well), "likelihood" (needs labels and teacher_labels)
+                      or "cached" (needs a TeacherCache in place of the teacher)
+    cache_positions   [teacher rows] int64: the position in the cache of each row, or -1
+    columns, tail     of "projected" and "gold": how many teacher columns, and sorted probabilities, are compared
+    relaxed           "gold": H-KL
 
     Returns an xd_xtoken_values: loss, kd, ce, and counts.
     """
-    student, teacher = array(student, "student"), array(teacher, "teacher")
+    student, teacher = array(student, "student"), None if teacher is None else array(teacher, "teacher")
     ctx, desc = context or current(), lib.xd_xtoken_defaults()
-    one = lib.xd_xtoken_teacher_defaults(choice({"projected": api.XD_XTOKEN_PROJECTED, "likelihood": api.XD_XTOKEN_LIKELIHOOD}, kind, "kind"))
+    one = lib.xd_xtoken_teacher_defaults(choice(XTOKEN_KINDS, kind, "kind"))
     desc.student, one.logits = rows(student, "student"), rows(teacher, "teacher")
+    if cache is not None:
+        positions = array(cache_positions, "cache_positions")
+        one.logits.rows, one.vocabulary, one.cached.cache = positions.size, cache.about.desc.vocabulary, cache.handle
+        one.cached.positions = pointer(positions, "cache_positions", one.logits.rows, ctypes.c_int64, IDS[:1])
     here, there = desc.student.rows, one.logits.rows
     one.student_chunks = pointer(chunks.student, "student chunks", here, ctypes.c_int64, IDS[:1])
     one.teacher_chunks = pointer(chunks.teacher, "teacher chunks", there, ctypes.c_int64, IDS[:1])
@@ -175,10 +184,12 @@ def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind=
     if chunks.mask is not None:
         one.chunk_mask = pointer(chunks.mask, "chunk mask", chunks.count * sequences, ctypes.c_uint8, BYTES)
     one.labels = api.xd_ids(*flat(teacher_labels, "teacher_labels", there, *IDS))
-    if projection is not None:
-        one.projected.projection = ctypes.pointer(projection.matrix)
+    if projection is not None and kind == "gold":
+        one.gold.map = ctypes.pointer(projection.exact_map(relaxed))
+    elif projection is not None:
+        one.projected.projection = one.cached.projection = ctypes.pointer(projection.matrix)
     desc.vocab = ctx.vocabulary(projection.student_size if projection is not None else student.shape[-1])
-    desc.sequences, desc.columns, desc.reverse, desc.exact_only = sequences, columns, reverse, exact_only
+    desc.sequences, desc.columns, desc.tail, desc.reverse, desc.exact_only = sequences, columns, tail, reverse, exact_only
     desc.temperature, desc.kd_weight, desc.ce_weight = temperature, kd_weight, ce_weight if labels is not None else 0.0
     desc.common = common(here, labels, **others)
     desc.teachers, desc.teacher_count = ctypes.pointer(one), 1
@@ -200,10 +211,7 @@ def samples(x, name):
     x = array(x, name)
     if not x.is_dense or not x.shape:
         raise ValueError("%s is strided or has no dimensions: copy it first" % name)
-    count, elements = x.shape[0], 1
-    for size in x.shape[1:]:
-        elements *= size
-    return api.xd_rows(data=x.address, dtype=x.dtype, rows=count, cols=elements)
+    return api.xd_rows(data=x.address, dtype=x.dtype, rows=x.shape[0], cols=product(x.shape[1:]))
 
 
 def vsd_loss(generated, teacher, fake, *, normaliser="mean", compat=False, mask=None, sample_scale=None, gradient=None,

@@ -11,7 +11,7 @@ import threading
 import weakref
 
 from . import _api as api
-from ._arrays import flat, rows
+from ._arrays import rows
 from ._library import Context, context as current, lib, release_later
 
 PRESETS = {None: api.XD_TOKENIZER_PRESET_NONE, "gpt2": api.XD_TOKENIZER_PRESET_GPT2, "cl100k": api.XD_TOKENIZER_PRESET_CL100K,
@@ -37,6 +37,21 @@ def address(numbers, kind):
     if numbers is None:
         return None
     return ctypes.cast((ctypes.c_char * (len(numbers) * numbers.itemsize)).from_buffer(numbers), ctypes.POINTER(kind))
+
+
+class Numbered:
+    """An object that a number stands for, in graphs of PyTorch: `find` gives it back while it lives."""
+
+    numbers, every = itertools.count(1), weakref.WeakValueDictionary()
+
+    def enlist(self):
+        self.number = next(self.numbers)
+        self.every[self.number] = self
+
+
+def find(number):
+    """The Numbered of a number; None of 0."""
+    return Numbered.every[number] if number else None
 
 
 class Encoding:
@@ -74,11 +89,12 @@ class Encoding:
 class Tokenizer:
     """A BPE vocabulary: a tokenizer.json, a SentencePiece .model, Tekken JSON, or a rank file with a preset. Threads may share it.
 
-    path    the file, or a directory with tokenizer.json
-    preset  of a rank file: "gpt2", "cl100k", "o200k", "llama3", "llama4" or "qwen"
+    path     the file, or a directory with tokenizer.json
+    preset   of a rank file: "gpt2", "cl100k", "o200k", "llama3", "llama4" or "qwen"
+    threads  of encode_batch; None: as many as this process may use
     """
 
-    def __init__(self, path, preset=None, threads=1):
+    def __init__(self, path, preset=None, threads=None):
         if preset not in PRESETS:
             raise ValueError("preset is %r, expected one of %s" % (preset, ", ".join(map(repr, PRESETS))))
         path = os.fspath(path)
@@ -87,7 +103,7 @@ class Tokenizer:
         desc = api.xd_tokenizer_desc(path=os.fsencode(path), preset=PRESETS[preset])
         self.handle = self.context.create("xd_tokenizer_load", desc, api.xd_tokenizer)
         release_later(self, lib.xd_tokenizer_destroy, self.handle, self.context)
-        desc = api.xd_encoder_desc(tokenizer=self.handle)
+        desc = api.xd_encoder_desc(tokenizer=self.handle, batches=True)
         self.encoder = self.context.create("xd_encoder_create", desc, api.xd_encoder)
         release_later(self, lib.xd_encoder_destroy, self.encoder, self.context)
         self.about = lib.xd_tokenizer_describe(self.handle)
@@ -121,6 +137,21 @@ class Tokenizer:
             self.context.check(lib.xd_encode(self.encoder, data, len(data), ctypes.byref(desc), ctypes.byref(out)))
             return Encoding(copied("i", out.ids, out.count), copied("q", out.spans, 2 * out.count),
                             copied("B", out.roles, out.count) if out.roles else None)
+
+    def encode_batch(self, texts, add_special=False, parse_special=False):
+        """A list with the Encoding of each text, made on several threads."""
+        data = [text.encode() if isinstance(text, str) else bytes(text) for text in texts]
+        each = (api.xd_text * len(data))(*[
+            api.xd_text(ctypes.cast(ctypes.c_char_p(one), dict(api.xd_text._fields_)["data"]), len(one)) for one in data])
+        desc, out = api.xd_encode_desc(add_special=add_special, parse_special=parse_special), api.xd_encoding_batch()
+        with self.lock:
+            self.context.check(lib.xd_encode_batch(self.encoder, ctypes.byref(api.xd_texts(each, len(data))), ctypes.byref(desc),
+                                                   ctypes.byref(out)))
+            ends = out.offset[:len(data) + 1]
+            ids, spans = copied("i", out.ids, ends[-1]), copied("q", out.spans, 2 * ends[-1])
+            roles = copied("B", out.roles, ends[-1]) if out.roles else None
+        whole = Encoding(ids, spans, roles)
+        return [whole[begin:end] for begin, end in zip(ends, ends[1:])]
 
     def decode_bytes(self, ids, skip_special=False):
         """The bytes of ids; they may end inside a character."""
@@ -222,15 +253,13 @@ def chunks(alignments, student_length, teacher_length, first=True):
     return made
 
 
-class Projection:
+class Projection(Numbered):
     """Which teacher tokens a student token stands for, with weights: [student ids, teacher ids], sparse. Threads may share it.
 
     directory  keeps the projection under a name of both tokenizers
     options    fields of xd_projection_options. Without any: those for chunks(first=True), where a student token leads to
                all teacher tokens that begin with it
     """
-
-    numbers, every = itertools.count(1), weakref.WeakValueDictionary()
 
     def __init__(self, student, teacher, directory=None, **options):
         self.context, self.matrix, self.report = Context(1), api.xd_projection(), api.xd_projection_report()
@@ -244,13 +273,23 @@ class Projection:
         self.context.call("xd_projection_build", ctypes.byref(desc), ctypes.byref(self.matrix), ctypes.byref(self.report))
         context = self.context
         release_later(self, lambda matrix: lib.xd_projection_destroy(context.handle, ctypes.byref(matrix)), self.matrix, context)
-        self.number = next(self.numbers)
-        self.every[self.number] = self
+        self.maps = {}
+        self.enlist()
 
-    @classmethod
-    def find(cls, number):
-        """The projection of a number, which stands for it in graphs of PyTorch."""
-        return cls.every[number]
+    def exact_map(self, relaxed=False):
+        """The xd_exact_map of kind "gold": pairs of one token in both vocabularies. Build the projection with max_pieces=4."""
+        if relaxed not in self.maps:
+            rows, made = api.xd_projection_rows(), api.xd_exact_map()
+            context = self.context
+            context.call("xd_projection_to_rows", ctypes.byref(self.matrix), 0, ctypes.byref(rows))
+            try:
+                desc = api.xd_exact_map_desc(rows=ctypes.pointer(rows), teacher_size=self.teacher_size, relaxed=relaxed)
+                context.call("xd_exact_map_create", ctypes.byref(desc), ctypes.byref(made))
+            finally:
+                lib.xd_projection_rows_destroy(context.handle, ctypes.byref(rows))
+            release_later(self, lambda made: lib.xd_exact_map_destroy(context.handle, ctypes.byref(made)), made, context)
+            self.maps[relaxed] = made
+        return self.maps[relaxed]
 
     @property
     def student_size(self):
@@ -263,7 +302,7 @@ class Projection:
 
 # ---- caches ----
 
-class TeacherCache:
+class TeacherCache(Numbered):
     """An open file of a teacher's k likeliest tokens at each position.
 
     about  an xd_teacher_cache_info; about.desc has vocabulary, k, temperature
@@ -275,6 +314,7 @@ class TeacherCache:
         self.handle = self.context.create("xd_teacher_cache_open", desc, api.xd_teacher_cache)
         release_later(self, lib.xd_teacher_cache_close, self.handle, self.context)
         self.about = lib.xd_teacher_cache_describe(self.handle)
+        self.enlist()
 
     def __len__(self):
         return self.about.positions

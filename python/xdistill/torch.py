@@ -125,8 +125,9 @@ def in_place(student, inplace):
     """Whether the gradient goes over the student's logits."""
     if not inplace or torch.compiler.is_compiling() or not wants(student)[0]:
         return False
-    if student.is_leaf:
-        raise ValueError("inplace=True would overwrite a leaf tensor that requires a gradient")
+    base = student if student._base is None else student._base
+    if student.is_leaf or base.is_leaf and base.requires_grad:
+        raise ValueError("inplace=True would overwrite a leaf tensor that requires a gradient, or a view of one")
     return True
 
 
@@ -347,32 +348,34 @@ def head_loss(hidden, weight, bias=None, labels=None, *, teacher=None, teacher_h
 
 # ---- two tokenizers ----
 
-def run_xtoken(student, teacher, student_chunks, teacher_chunks, exact, mask, labels, teacher_labels, gradient, count, projection,
-               kind, sequences, temperature, reverse, columns, kd_weight, ce_weight, exact_only, ignore_index, denominator):
+def run_xtoken(student, teacher, student_chunks, teacher_chunks, exact, mask, labels, teacher_labels, cache_positions, gradient,
+               count, projection, cache, kind, sequences, temperature, reverse, columns, tail, relaxed, kd_weight, ce_weight,
+               exact_only, ignore_index, denominator):
     from . import text
     chunks = text.Chunks(student_chunks, teacher_chunks, count, exact, mask)
     values = losses.xtoken_loss(
-        student, even(teacher, "teacher"), chunks, text.Projection.find(projection) if projection else None, dense(labels),
-        kind=kind, teacher_labels=dense(teacher_labels), sequences=sequences, temperature=temperature, reverse=reverse,
-        columns=columns, kd_weight=kd_weight, ce_weight=ce_weight, exact_only=exact_only, ignore_index=ignore_index,
+        student, even(teacher, "teacher"), chunks, text.find(projection), dense(labels), kind=kind,
+        teacher_labels=dense(teacher_labels), cache=text.find(cache), cache_positions=dense(cache_positions),
+        sequences=sequences, temperature=temperature, reverse=reverse, columns=columns, tail=tail, relaxed=relaxed, kd_weight=kd_weight, ce_weight=ce_weight, exact_only=exact_only, ignore_index=ignore_index,
         denominator=denominator, gradient=gradient, context=context())
     return torch.tensor(values.loss, dtype=torch.float32)
 
 
 @torch.library.custom_op("xdistill::xtoken_loss", mutates_args=())
-def xtoken_op(student: Tensor, teacher: Tensor, student_chunks: Tensor, teacher_chunks: Tensor, exact: Optional[Tensor],
-              mask: Optional[Tensor], labels: Optional[Tensor], teacher_labels: Optional[Tensor], want: bool, count: int,
-              projection: int, kind: str, sequences: int, temperature: float, reverse: bool, columns: int, kd_weight: float,
-              ce_weight: float, exact_only: bool, ignore_index: int, denominator: float) -> Tuple[Tensor, Tensor]:
+def xtoken_op(student: Tensor, teacher: Optional[Tensor], student_chunks: Tensor, teacher_chunks: Tensor, exact: Optional[Tensor],
+              mask: Optional[Tensor], labels: Optional[Tensor], teacher_labels: Optional[Tensor],
+              cache_positions: Optional[Tensor], want: bool, count: int, projection: int, cache: int, kind: str, sequences: int,
+              temperature: float, reverse: bool, columns: int, tail: int, relaxed: bool, kd_weight: float, ce_weight: float, exact_only: bool, ignore_index: int, denominator: float) -> Tuple[Tensor, Tensor]:
     student = even(student)
     gradient = torch.empty_like(student, memory_format=torch.contiguous_format) if want else None
-    value = run_xtoken(student, teacher, student_chunks, teacher_chunks, exact, mask, labels, teacher_labels, gradient, count,
-                       projection, kind, sequences, temperature, reverse, columns, kd_weight, ce_weight, exact_only,
-                       ignore_index, denominator)
+    value = run_xtoken(student, teacher, student_chunks, teacher_chunks, exact, mask, labels, teacher_labels, cache_positions,
+                       gradient, count, projection, cache, kind, sequences, temperature, reverse, columns, tail, relaxed,
+                       kd_weight, ce_weight, exact_only, ignore_index, denominator)
     return value, none(student) if gradient is None else gradient
 
 
-def fake_xtoken(student, teacher, student_chunks, teacher_chunks, exact, mask, labels, teacher_labels, want, *others):
+def fake_xtoken(student, teacher, student_chunks, teacher_chunks, exact, mask, labels, teacher_labels, cache_positions, want,
+                *others):
     return student.new_empty((), dtype=torch.float32), student.new_empty(student.shape) if want else none(student)
 
 
@@ -380,24 +383,28 @@ register(xtoken_op, fake_xtoken, 0)
 
 
 def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind="projected", teacher_labels=None,
-                temperature=1.0, reverse=False, columns=8192, kd_weight=1.0, ce_weight=0.1, exact_only=False, ignore_index=-100,
-                denominator=0.0, inplace=False):
+                cache=None, cache_positions=None, temperature=1.0, reverse=False, columns=8192, tail=8192, relaxed=False, kd_weight=1.0, ce_weight=0.1, exact_only=False,
+                ignore_index=-100, denominator=0.0, inplace=False):
     """Distillation from a teacher with another tokenizer, by chunks of tokens that cover the same bytes.
 
     student         [sequences, tokens, V] or [tokens, V]; teacher [sequences, its tokens, V_t] or [its tokens, V_t]
     chunks          of xdistill.chunks; its .tensors() for torch.compile
-    projection      an xdistill.Projection, for kind "projected" (P-KL)
+    projection      an xdistill.Projection, for kinds "projected" (P-KL) and "gold"; for "cached" of another vocabulary
     labels          the student's next tokens: adds ce_weight times their cross entropy, and kind "likelihood" needs them
     teacher_labels  the teacher's, for kind "likelihood"
-    columns         teacher columns that are compared
+    cache           a TeacherCache, for kind "cached": the teacher is None, and cache_positions [its rows] has the position in
+                    the cache of each row, or -1
+    columns, tail   of "projected" and "gold": how many teacher columns, and sorted probabilities, are compared
+    relaxed         "gold": H-KL
 
     loss = kd_weight KD + ce_weight CE: docs/xtoken.md.
     """
     sequences = student.shape[0] if student.dim() == 3 else 1
     chunks = chunks.tensors()
-    inputs = (constant(teacher), chunks.student, chunks.teacher, chunks.exact, chunks.mask, labels, teacher_labels)
-    settings = (chunks.count, projection.number if projection is not None else 0, kind, sequences, float(temperature), reverse,
-                columns, float(kd_weight), float(ce_weight), exact_only, ignore_index, float(denominator))
+    inputs = (constant(teacher), chunks.student, chunks.teacher, chunks.exact, chunks.mask, labels, teacher_labels,
+              cache_positions)
+    settings = (chunks.count, projection.number if projection is not None else 0, cache.number if cache is not None else 0, kind,
+                sequences, float(temperature), reverse, columns, tail, relaxed, float(kd_weight), float(ce_weight), exact_only, ignore_index, float(denominator))
     if in_place(student, inplace) and even(student) is student:
         return InPlace.apply(student, lambda own: run_xtoken(own, *inputs, own, *settings))
     return xtoken_op(student, *inputs, wants(student)[0], *settings)[0]

@@ -2,11 +2,10 @@
 
 import collections.abc
 import ctypes
-import mmap
 import os
 
 from . import _api as api
-from ._arrays import array
+from ._arrays import array, product
 from ._library import Context, lib, release_later
 
 
@@ -50,7 +49,7 @@ class Weights(collections.abc.Mapping):
     def __getitem__(self, name):
         """The tensor's bytes, a new bytearray: numpy.frombuffer and torch.frombuffer read it."""
         index, about = self.at(name)
-        data = bytearray(elements(self.shape(name)) * lib.xd_dtype_size(about.dtype))
+        data = bytearray(product(self.shape(name)) * lib.xd_dtype_size(about.dtype))
         memory = (ctypes.c_char * len(data)).from_buffer(data) if data else None
         self.context.check(lib.xd_weights_read(self.handle, index, None, memory))
         return data
@@ -64,13 +63,6 @@ class Weights(collections.abc.Mapping):
                 name, self.dtype(name), self.shape(name), api.xd_dtype(out.dtype).name[9:], out.shape,
                 "dense" if out.is_dense else "strided"))
         self.context.check(lib.xd_weights_read(self.handle, index, None, out.address))
-
-
-def elements(shape):
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def save_weights(path, tensors, metadata=None, max_shard_bytes=0):

@@ -34,6 +34,15 @@ class Tokenizers(Temporary):
             self.assertEqual(pieces, [tokenizer.token(id) for id in made.ids])
             self.assertEqual(b"".join(pieces), TEXT.encode())
 
+    def test_a_batch_has_the_tokens_of_each_text(self):
+        texts = [TEXT, "", "one", "two\0three", TEXT[:40]] * 3
+        for threads in (1, 3):
+            tokenizer = xdistill.Tokenizer(DATA / "teacher", threads=threads)
+            for one, text in zip(tokenizer.encode_batch(texts), texts):
+                alone = self.teacher.encode(text)
+                self.assertEqual((one.ids, one.spans, one.roles), (alone.ids, alone.spans, None))
+        self.assertEqual(self.teacher.encode_batch([]), [])
+
     def test_errors_name_what_is_wrong(self):
         with self.assertRaisesRegex(xdistill.Error, "ERROR_IO"):
             xdistill.Tokenizer(self.folder / "none.json")

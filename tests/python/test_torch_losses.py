@@ -3,6 +3,7 @@
 import math
 import os
 import pathlib
+import tempfile
 import unittest
 
 import torch
@@ -243,6 +244,51 @@ class TwoTokenizers(Case):
 
         self.same(lambda x: xt.xtoken_loss(x, teacher, chunks, None, labels[0], kind="likelihood", teacher_labels=labels[1],
                                            ce_weight=0.0), theirs, student.requires_grad_(), tolerance=1e-4)
+
+    def test_gold(self):
+        projection = xdistill.Projection(self.student, self.teacher, max_pieces=4)
+        chunks, labels, (student, teacher) = self.batch(True)
+        pairs = projection.exact_map()
+        mine, other = [torch.tensor(side[:pairs.pairs]) for side in (pairs.student, pairs.teacher)]
+        rest = [torch.tensor(pairs.student_rest[:pairs.student_rest_count]), torch.tensor(pairs.teacher_rest[:pairs.teacher_rest_count])]
+        self.assertGreater(len(mine), 900)
+        self.assertEqual([self.student.token(i) for i in mine], [self.teacher.token(i) for i in other])
+
+        def theirs(x):
+            distances = []
+            for b in range(2):
+                for c in range(chunks.count):
+                    a, u = [side.view(2, -1)[b] == c for side in (chunks.student, chunks.teacher)]
+                    if a.any() and u.any():
+                        alpha, beta = F.log_softmax(x[b][a], -1).mean(0), F.log_softmax(teacher[b][u].double(), -1).mean(0)
+                        tails = [y[ids].exp().sort(descending=True)[0][:20] for y, ids in zip((alpha, beta), rest)]
+                        distances.append((beta[other].exp() * (beta[other] - alpha[mine])).sum() + (tails[0] - tails[1]).abs().sum())
+            return torch.stack(distances).mean()
+
+        self.same(lambda x: xt.xtoken_loss(x, teacher, chunks, projection, kind="gold", tail=20), theirs, student.requires_grad_(),
+                  tolerance=1e-4)
+
+    def test_cached(self):
+        text = self.TEXTS[0]
+        tokens = self.teacher.encode(text)
+        logits = torch.randn(len(tokens), 2048, generator=torch.Generator().manual_seed(16)) * 2
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = os.path.join(folder.name, "cache")
+        with xdistill.TeacherCacheWriter(path, 2048, 12, self.teacher, coding="f32") as writer:
+            writer.add(text, tokens, logits)
+        cache = xdistill.TeacherCache(path)
+        chunks = xdistill.chunks(xdistill.align(tokens, tokens), len(tokens), len(tokens)).tensors()
+        values, ids = F.log_softmax(logits.double(), -1).topk(12)
+        student = torch.randn(len(tokens), 2048, generator=torch.Generator().manual_seed(17)).requires_grad_()
+
+        def theirs(x):
+            s, t = F.log_softmax(x, -1).gather(-1, ids), values
+            s, t = [torch.cat([y, (1 - y.exp().sum(-1, True)).log()], -1) for y in (s, t)]
+            return (t.exp() * (t - s)).sum(-1)[:-1].mean()
+
+        self.same(lambda x: xt.xtoken_loss(x, None, chunks, kind="cached", cache=cache, cache_positions=torch.arange(len(tokens))),
+                  theirs, student, tolerance=1e-4)
 
     def test_chunks_of_other_lengths_are_refused(self):
         chunks, labels, (student, teacher) = self.batch(True)

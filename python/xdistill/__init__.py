@@ -8,11 +8,12 @@
 
 from . import _api as api
 from ._arrays import array
-from ._library import Context, Error, context, lib, use
+from ._library import Context, Error, context, lib, release_memory, use
 from .text import (Alignment, Chunks, Encoding, Projection, TeacherCache, TeacherCacheWriter, Tokenizer, align, chunks)
 from .weights import Weights, save_weights
 from . import losses
 
 __version__ = api.VERSION
 __all__ = ["Alignment", "Chunks", "Context", "Encoding", "Error", "Projection", "TeacherCache", "TeacherCacheWriter",
-           "Tokenizer", "Weights", "align", "api", "array", "chunks", "context", "lib", "losses", "save_weights", "use"]
+           "Tokenizer", "Weights", "align", "api", "array", "chunks", "context", "lib", "losses", "release_memory",
+           "save_weights", "use"]

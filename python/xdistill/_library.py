@@ -63,6 +63,47 @@ def release_later(owner, function, handle, *keep):
     return weakref.finalize(owner, lambda handle, keep: function(handle), handle, keep)
 
 
+def anonymous(size):
+    """Private memory, of large pages where there are any; only what is touched is taken."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, size, **private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without them
+    return memory
+
+
+free = []  # blocks of gradients that are gone
+
+
+def borrow(size):
+    """A buffer of so many bytes. Its memory is used again when the buffer is gone: a new block costs a fault for every page."""
+    fitting = [one for one in list(free) if size <= len(one) <= 2 * size]
+    memory = None
+    for one in sorted(fitting, key=len):
+        try:
+            free.remove(one)  # unless another thread was faster
+            memory = one
+            break
+        except ValueError:
+            pass
+    if memory is None:
+        memory = anonymous(size)
+    buffer = (ctypes.c_char * size).from_buffer(memory)
+    weakref.finalize(buffer, give_back, memory).atexit = False
+    return buffer
+
+
+def give_back(memory):
+    free.append(memory)
+    del free[:-KEPT]
+
+
+KEPT = 2  # idle blocks
+
+
 class Context:
     """Threads, settings, error text and workspace of calls. Only one thread at a time may use it.
 
@@ -123,7 +164,7 @@ class Context:
         self.check(result)
         if planned.workspace:
             if self.memory is None or len(self.memory) < planned.workspace:
-                self.memory = mmap.mmap(-1, planned.workspace)
+                self.memory = anonymous(planned.workspace)
             place.workspace = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
             place.workspace_bytes = planned.workspace
         self.call(name, ctypes.byref(desc), ctypes.byref(out))
@@ -145,6 +186,13 @@ def context(threads=None):
     if current is None or (threads and threads != current.threads):
         current = local.context = Context(threads)
     return current
+
+
+def release_memory():
+    """Frees the workspace of this thread's context and the memory of gradients that are gone."""
+    free.clear()
+    if getattr(local, "context", None) is not None:
+        local.context.memory = None
 
 
 def use(context):

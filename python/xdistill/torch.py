@@ -18,7 +18,8 @@ Rules of all functions:
   later, which PyTorch checks. In torch.compile and where no gradient is needed it does nothing.
 - A factor of the loss (loss / 4, a GradScaler) multiplies the gradient once, in its own memory; a factor of 1 costs nothing.
 - There is no second derivative: a backward pass through the gradient raises.
-- Calls use torch.get_num_threads() threads and a workspace that each thread of Python keeps.
+- Calls use torch.get_num_threads() threads and a workspace that each thread of Python keeps. The memory of a large gradient that is
+  gone is used again; two idle blocks stay, until xdistill.release_memory().
 """
 
 import math
@@ -151,6 +152,15 @@ def dense(x):
     return None if x is None else x.contiguous()
 
 
+def empty(like, dtype=None):
+    """A dense tensor of the same shape. Large ones use memory of earlier gradients again."""
+    dtype = dtype or like.dtype
+    size = like.numel() * torch.empty(0, dtype=dtype).element_size()
+    if size < 1 << 20:
+        return torch.empty(like.shape, dtype=dtype)
+    return torch.frombuffer(_library.borrow(size), dtype=dtype).view(like.shape)
+
+
 def none(x):
     return x.new_empty(0)
 
@@ -190,7 +200,7 @@ def loss_op(student: Tensor, teacher: Optional[Tensor], labels: Optional[Tensor]
             squared: Optional[bool], smoothing: float, ignore_index: int, denominator: float, reduction: str,
             vocabulary: int) -> Tuple[Tensor, Tensor]:
     student = even(student)
-    gradient = torch.empty_like(student, memory_format=torch.contiguous_format) if want else None
+    gradient = empty(student) if want else None
     value = run_loss(student, teacher, labels, mask, gradient, hard_weight, soft_weight, temperature, divergence, beta, squared,
                      smoothing, ignore_index, denominator, reduction, vocabulary)
     return value, none(student) if gradient is None else gradient
@@ -261,7 +271,7 @@ def topk_op(student: Tensor, teacher: Optional[Tensor], labels: Optional[Tensor]
             squared: Optional[bool], ignore_index: int, denominator: float, reduction: str,
             vocabulary: int) -> Tuple[Tensor, Tensor]:
     student = even(student)
-    gradient = torch.empty_like(student, memory_format=torch.contiguous_format) if want else None
+    gradient = empty(student) if want else None
     value = run_topk(student, teacher, labels, ids, log_probs, gradient, k, mode, divergence, beta, temperature, squared,
                      ignore_index, denominator, reduction, vocabulary)
     return value, none(student) if gradient is None else gradient
@@ -301,8 +311,8 @@ def head_op(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], labels: Opti
     floats = [None if x is None else x.float().contiguous() for x in (bias, teacher_bias)]
     hidden, weight, teacher = even(hidden, "hidden"), even(weight, "weight"), even(teacher, "teacher")
     teacher_hidden, teacher_weight = even(teacher_hidden, "teacher_hidden"), even(teacher_weight, "teacher_weight")
-    to_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if want_hidden else None
-    to_weight = torch.zeros(weight.shape, dtype=torch.float32) if want_weight else None
+    to_hidden = empty(hidden) if want_hidden else None
+    to_weight = empty(weight, torch.float32).zero_() if want_weight else None
     to_bias = torch.zeros(bias.shape, dtype=torch.float32) if want_bias else None
     values = losses.head_loss(
         hidden, weight, floats[0], dense(labels), teacher=teacher, teacher_hidden=teacher_hidden, teacher_weight=teacher_weight,
@@ -311,7 +321,7 @@ def head_op(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], labels: Opti
         bias_gradient=to_bias, chunk_rows=chunk_rows, bf16=bf16, ignore_index=ignore_index,
         denominator=denominator if reduction == "mean" else 1.0, context=context())
     return (torch.tensor(values.loss, dtype=torch.float32), none(hidden) if to_hidden is None else to_hidden,
-            none(weight) if to_weight is None else to_weight.to(weight.dtype),
+            none(weight) if to_weight is None else to_weight if weight.dtype == torch.float32 else empty(weight).copy_(to_weight),
             none(hidden) if to_bias is None else to_bias.to(bias.dtype))
 
 
@@ -367,7 +377,7 @@ def xtoken_op(student: Tensor, teacher: Optional[Tensor], student_chunks: Tensor
               cache_positions: Optional[Tensor], want: bool, count: int, projection: int, cache: int, kind: str, sequences: int,
               temperature: float, reverse: bool, columns: int, tail: int, relaxed: bool, kd_weight: float, ce_weight: float, exact_only: bool, ignore_index: int, denominator: float) -> Tuple[Tensor, Tensor]:
     student = even(student)
-    gradient = torch.empty_like(student, memory_format=torch.contiguous_format) if want else None
+    gradient = empty(student) if want else None
     value = run_xtoken(student, teacher, student_chunks, teacher_chunks, exact, mask, labels, teacher_labels, cache_positions,
                        gradient, count, projection, cache, kind, sequences, temperature, reverse, columns, tail, relaxed,
                        kd_weight, ce_weight, exact_only, ignore_index, denominator)
@@ -420,7 +430,7 @@ def next_labels(ids, ignore_index=-100):
 @torch.library.custom_op("xdistill::vsd_loss", mutates_args=())
 def vsd_op(generated: Tensor, teacher: Tensor, fake: Tensor, mask: Optional[Tensor], sample_scale: Optional[Tensor], want: bool,
            normaliser: str, compat: bool, weight: float, denominator: float) -> Tuple[Tensor, Tensor]:
-    gradient = torch.empty_like(generated, memory_format=torch.contiguous_format) if want else None
+    gradient = empty(generated) if want else None
     values = losses.vsd_loss(
         generated.contiguous(), teacher.contiguous(), fake.contiguous(), normaliser=normaliser, compat=compat, mask=dense(mask),
         sample_scale=dense(sample_scale), gradient=gradient, weight=weight, denominator=denominator, context=context())
@@ -430,7 +440,7 @@ def vsd_op(generated: Tensor, teacher: Tensor, fake: Tensor, mask: Optional[Tens
 @torch.library.custom_op("xdistill::denoise_loss", mutates_args=())
 def denoise_op(prediction: Tensor, clean: Tensor, noise: Tensor, terms: Tensor, mask: Optional[Tensor], want: bool,
                weight: float, denominator: float) -> Tuple[Tensor, Tensor]:
-    gradient = torch.empty_like(prediction, memory_format=torch.contiguous_format) if want else None
+    gradient = empty(prediction) if want else None
     values = losses.denoise_loss(
         prediction.contiguous(), clean.contiguous(), noise.contiguous(), terms.double().contiguous(), mask=dense(mask),
         gradient=gradient, weight=weight, denominator=denominator, context=context())
@@ -440,8 +450,8 @@ def denoise_op(prediction: Tensor, clean: Tensor, noise: Tensor, terms: Tensor, 
 @torch.library.custom_op("xdistill::gan_loss", mutates_args=())
 def gan_op(fake: Tensor, real: Optional[Tensor], want_fake: bool, want_real: bool, kind: str, weight: float,
            denominator: float) -> Tuple[Tensor, Tensor, Tensor]:
-    to_fake = torch.empty_like(fake, memory_format=torch.contiguous_format) if want_fake else None
-    to_real = torch.empty_like(real, memory_format=torch.contiguous_format) if want_real else None
+    to_fake = empty(fake) if want_fake else None
+    to_real = empty(real) if want_real else None
     values = losses.gan_loss(fake.contiguous(), dense(real), kind=kind, fake_gradient=to_fake, real_gradient=to_real,
                              weight=weight, denominator=denominator, context=context())
     return (torch.tensor(values.loss, dtype=torch.float32), none(fake) if to_fake is None else to_fake,

@@ -2,6 +2,7 @@
 
 import array
 import ctypes
+import os
 import pathlib
 import subprocess
 import sys
@@ -130,6 +131,18 @@ class Contexts(unittest.TestCase):
         losses.loss(small, small, soft_weight=1.0, context=ctx)
         losses.loss(large, large, soft_weight=1.0, context=ctx)
         self.assertIs(ctx.memory, memory)
+
+    def test_a_forked_process_has_its_own_workspace(self):
+        ctx = xdistill.Context(threads=1)
+        large = Interface(array.array("f", [0.0]) * 10000, (2000, 5))
+        losses.loss(large, large, soft_weight=1.0, context=ctx)
+        ctx.memory[:4] = b"mine"
+        child = os.fork()
+        if not child:
+            ctx.memory[:4] = b"fork"
+            os._exit(0)
+        os.waitpid(child, 0)
+        self.assertEqual(ctx.memory[:4], b"mine")
 
     def test_use_sets_this_thread_s_context(self):
         before, mine = xdistill.context(), xdistill.Context(threads=1, invariant=True)

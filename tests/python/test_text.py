@@ -1,14 +1,13 @@
 """Tokenizers, alignment, projections, caches and weights, without PyTorch."""
 
 import array
-import ctypes
 import os
 import pathlib
 import tempfile
 import unittest
 
 import xdistill
-from xdistill import api, losses
+from xdistill import api
 
 DATA = pathlib.Path(os.environ.get("XD_DATA", pathlib.Path(__file__).resolve().parents[2] / "data"))
 TEXT = "In the beginning God created the heaven and the earth.\n\nAnd the earth was without form, and void."

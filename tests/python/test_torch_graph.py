@@ -94,6 +94,22 @@ class Steps(unittest.TestCase):
         self.assertEqual((gradient.numel(), value.requires_grad), (0, False))
         self.assertFalse(xt.kl_loss(x.detach(), y).requires_grad)
 
+    def test_memory_of_large_gradients_is_used_again(self):
+        x, y, labels = made(64, 8192)
+        xdistill.release_memory()
+        one, = torch.autograd.grad(xt.kl_loss(x, y, labels), x)
+        kept, places = one.clone(), {one.data_ptr()}
+        two, = torch.autograd.grad(xt.cross_entropy(x, labels), x)
+        places.add(two.data_ptr())
+        self.assertEqual((len(places), torch.equal(one, kept)), (2, True))
+        del one, two
+        three, = torch.autograd.grad(xt.kl_loss(x, y, labels), x)
+        self.assertIn(three.data_ptr(), places)
+        self.assertTrue(torch.equal(three, kept))
+        xdistill.release_memory()
+        self.assertTrue(torch.equal(three, kept))
+        self.assertIsNone(xdistill.context().memory)
+
     def test_logits_need_no_shift(self):
         x, y, ids = made(2, 7, 33)
         shifted = F.cross_entropy(x[:, :-1].flatten(0, 1).double(), ids[:, 1:].flatten())

@@ -1,6 +1,5 @@
 """Values and gradients of xdistill.torch against PyTorch's autograd in float64."""
 
-import math
 import os
 import pathlib
 import tempfile

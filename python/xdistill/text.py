@@ -325,12 +325,17 @@ class TeacherCache(Numbered):
         self.context.call("xd_teacher_cache_find_document", self.handle, index, ctypes.byref(out))
         return out
 
+    @property
+    def entries(self):
+        """Ids of a position: the k likeliest, then those drawn."""
+        return self.about.desc.k + self.about.desc.draws
+
     def read(self, first=0, count=None):
-        """(positions, ids, probabilities) of a range: a list of xd_cached_position, and arrays [count, k] of int32 and f64."""
+        """(positions, ids, probabilities) of a range: a list of xd_cached_position, arrays [count, entries] of int32 and f64."""
         count = len(self) - first if count is None else count
         size = max(count, 0)
         positions = (api.xd_cached_position * size)()
-        ids, likely = filled("i", 0, size * self.about.desc.k), filled("d", 0.0, size * self.about.desc.k)
+        ids, likely = filled("i", 0, size * self.entries), filled("d", 0.0, size * self.entries)
         desc = api.xd_teacher_cache_read_desc(first=first, count=count, positions=positions, ids=address(ids, ctypes.c_int32),
                                               probabilities=address(likely, ctypes.c_double))
         self.context.call("xd_teacher_cache_read", self.handle, ctypes.byref(desc))
@@ -345,15 +350,17 @@ class TeacherCacheWriter:
     teacher      the Tokenizer, or its hash
     student      a Tokenizer if the cache is for this student only
     coding       of log-probabilities: "8 bits", "16 bits" or "f32"
+    draws, seed  this many of the other ids are drawn, unbiased: docs/routes.md
     """
 
-    def __init__(self, path, vocabulary, k, teacher=0, student=0, temperature=1.0, coding="8 bits", spans=True, name=""):
+    def __init__(self, path, vocabulary, k, teacher=0, student=0, temperature=1.0, coding="8 bits", spans=True, name="",
+                 draws=0, seed=0):
         self.context, self.spans = Context(), spans
         if coding not in CODINGS:
             raise ValueError("coding is %r, expected one of %s" % (coding, ", ".join(map(repr, CODINGS))))
         desc = api.xd_teacher_cache_desc(
             vocabulary=vocabulary, k=k, teacher_hash=getattr(teacher, "hash", teacher), student_hash=getattr(student, "hash", student),
-            temperature=temperature, coding=CODINGS[coding], spans=spans, name=name.encode(), path=os.fsencode(path))
+            draws=draws, seed=seed, temperature=temperature, coding=CODINGS[coding], spans=spans, name=name.encode(), path=os.fsencode(path))
         self.handle = self.context.create("xd_teacher_cache_writer_create", desc, api.xd_teacher_cache_writer)
         self.abort = release_later(self, lib.xd_teacher_cache_writer_abort, self.handle, self.context)
 

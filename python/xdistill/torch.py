@@ -16,13 +16,13 @@ Rules of all functions:
 - Data errors raise xdistill.Error: labels outside the vocabulary, logits that are not finite.
 - inplace=True writes the gradient over the student's logits: no more memory is taken, and nobody may read the logits
   later, which PyTorch checks. In torch.compile and where no gradient is needed it does nothing.
-- A factor of the loss (loss / 4, a GradScaler) multiplies the gradient once, in its own memory; a factor of 1 costs nothing.
+- A factor of the loss (loss / 4, a GradScaler) multiplies the gradient once, in its own memory, or in new memory with
+  retain_graph; a factor of 1 costs nothing.
 - There is no second derivative: a backward pass through the gradient raises.
 - Calls use torch.get_num_threads() threads and a workspace that each thread of Python keeps. The memory of a large gradient that is
   gone is used again; two idle blocks stay, until xdistill.release_memory().
 """
 
-import math
 from typing import Optional, Tuple
 
 import torch
@@ -58,25 +58,25 @@ def traced(x):
     return type(x) is not Tensor or torch.compiler.is_compiling()
 
 
-def times(ctx, index, gradient, factor):
-    """The saved gradient times what comes from above. The first time it is multiplied in its own memory.
+def keeps_graph():
+    """Whether this backward pass leaves the graph for another one: saved tensors are then not ours to change."""
+    told = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return told is None or told()
 
-    With retain_graph the caller may hold the result of the first time: later results are new tensors.
-    """
-    if traced(factor):
-        return gradient * (factor if factor.dim() == 0 else factor.unsqueeze(-1)).to(gradient.dtype)
-    if factor.dim():
-        result = gradient * factor.unsqueeze(-1).to(gradient.dtype)
+
+def times(ctx, gradient, factor):
+    """The saved gradient times what comes from above: in its own memory, unless an earlier or a later pass needs that."""
+    if traced(factor) or factor.dim():
+        result = gradient * (factor.unsqueeze(-1) if factor.dim() else factor).to(gradient.dtype)
     else:
-        value, applied = factor.item(), ctx.applied.get(index)
-        if value == (1.0 if applied is None else applied):
-            ctx.applied[index], result = value, gradient
-        elif applied is None and value and math.isfinite(value):
-            gradient.data.mul_(value)  # .data: the saved tensor's version stays
-            ctx.applied[index], result = value, gradient
+        value = factor.item()
+        if value == 1:
+            result, ctx.given = gradient, True
+        elif getattr(ctx, "given", False) or keeps_graph():
+            result = gradient * value
         else:
-            result = gradient * (value / (1.0 if applied is None else applied))
-    if torch.is_grad_enabled():  # create_graph
+            result = gradient.data.mul_(value)
+    if torch.is_grad_enabled() and not traced(factor):  # create_graph
         result = Once.apply(result, torch.zeros((), requires_grad=True))
     return result
 
@@ -88,13 +88,13 @@ def register(op, fake, *places):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*output[1:])
-        ctx.applied, ctx.inputs = {}, len(inputs)
+        ctx.inputs = len(inputs)
 
     def backward(ctx, factor, *_):
         result = [None] * ctx.inputs
-        for index, (place, gradient) in enumerate(zip(places, ctx.saved_tensors)):
+        for place, gradient in zip(places, ctx.saved_tensors):
             if factor is not None and ctx.needs_input_grad[place]:
-                result[place] = times(ctx, index, gradient, factor)
+                result[place] = times(ctx, gradient, factor)
         return tuple(result)
 
     op.register_fake(fake)
@@ -109,13 +109,12 @@ class InPlace(torch.autograd.Function):
         value = compute(student.detach())
         torch.autograd.graph.increment_version(student)
         ctx.save_for_backward(student)
-        ctx.applied = {}
         return value
 
     @staticmethod
     def backward(ctx, factor):
         gradient, = ctx.saved_tensors
-        return times(ctx, 0, gradient.detach(), factor), None
+        return times(ctx, gradient.detach(), factor), None
 
 
 def wants(*tensors):

@@ -111,6 +111,17 @@ class Caches(Temporary):
         for i, place in enumerate(places):
             self.assertAlmostEqual(sum(likely[8 * i:8 * i + 8]) + place.tail, 1.0, places=12)
 
+    def test_drawn_ids_stand_behind_the_likeliest(self):
+        made, path = self.teacher.encode(TEXT), self.folder / "teacher.xdcache"
+        with xdistill.TeacherCacheWriter(path, len(self.teacher), 4, self.teacher, draws=5, seed=3, coding="f32") as writer:
+            writer.add(TEXT, made, self.logits(len(made)))
+        cache = xdistill.TeacherCache(path)
+        places, ids, likely = cache.read(2, 6)
+        self.assertEqual((cache.entries, len(places), len(ids), len(likely)), (9, 6, 54, 54))
+        for row in range(6):
+            self.assertAlmostEqual(sum(likely[9 * row:9 * row + 9]), 1.0, places=5)
+            self.assertFalse(set(ids[9 * row:9 * row + 4]) & set(ids[9 * row + 4:9 * row + 9]))
+
     def test_an_exception_leaves_no_file(self):
         path = self.folder / "teacher.xdcache"
         with self.assertRaises(ZeroDivisionError):

@@ -63,10 +63,19 @@ class Steps(unittest.TestCase):
         x, y, labels = made(6, 33)
         expected, = torch.autograd.grad(xt.kl_loss(x, y, labels), x)
         loss, results, factors = xt.kl_loss(x, y, labels), [], (4.0, 1.0, 0.0, 4.0, -0.5)
-        for factor in factors:
-            results += torch.autograd.grad(loss * factor, x, retain_graph=True)
+        for number, factor in enumerate(factors):
+            results += torch.autograd.grad(loss * factor, x, retain_graph=number < len(factors) - 1)
         for factor, result in zip(factors, results):  # earlier results are the caller's: they have not changed
             torch.testing.assert_close(result, expected * factor)
+
+    def test_saved_tensors_may_be_moved(self):
+        x, y, labels = made(6, 33)
+        expected, = torch.autograd.grad(xt.kl_loss(x, y, labels), x)
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+            loss = xt.kl_loss(x, y, labels)
+        for factor in (2.0, 2.0, 0.5):
+            got, = torch.autograd.grad(loss * factor, x, retain_graph=True)
+            torch.testing.assert_close(got, expected * factor)
 
     def test_losses_of_two_calls_add_up(self):
         x, y, labels = made(6, 33)
@@ -217,6 +226,15 @@ class Compiled(unittest.TestCase):
         self.same(lambda x: xt.kl_loss(x * 2, y, labels, reduction="none").square().sum(), x)
         self.same(lambda x: xt.kl_loss(x * 2, y, labels, inplace=True) / 4, x)
         self.same(lambda x: xt.topk_kl_loss(x * 2, y, labels, k=3), x)
+
+    def test_sizes_may_change(self):
+        function = torch.compile(lambda x, y, labels: xt.kl_loss(x * 2, y, labels, denominator=float(3)), fullgraph=True,
+                                 backend="aot_eager", dynamic=True)
+        for rows in (6, 9, 13):
+            x, y, labels = made(rows, 33)
+            got, = torch.autograd.grad(function(x, y, labels), x)
+            expected, = torch.autograd.grad(xt.kl_loss(x * 2, y, labels, denominator=3), x)
+            torch.testing.assert_close(got, expected)
 
     def test_a_head_and_terms_of_diffusion_keep_the_graph(self):
         hidden, weight, _ = made(6, 9)

@@ -197,6 +197,26 @@ def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind=
 
 
 
+def uld_loss(student, teacher, pieces, student_ids, teacher_ids, *, temperature=1.0, scale=1.0, gradient=None, context=None):
+    """Universal logit distillation of one sequence, by sorted probabilities and without a projection: xd_uld_loss.
+
+    student, teacher          logits [tokens, columns]
+    pieces                    [chunks, 5] int32, as Chunks has them
+    student_ids, teacher_ids  [tokens] int64
+    """
+    student, teacher, pieces = array(student, "student"), array(teacher, "teacher"), array(pieces, "pieces")
+    ctx, desc, out = context or current(), api.xd_uld_desc(scale=scale), api.xd_uld_values()
+    for side, name, logits, ids in ((desc.student, "student", student, student_ids), (desc.teacher, "teacher", teacher, teacher_ids)):
+        side.logits, side.vocabulary, side.temperature = rows(logits, name), logits.shape[-1], temperature
+        side.ids = pointer(ids, name + "_ids", side.logits.rows, ctypes.c_int64, IDS[:1])
+    desc.chunk_count = pieces.size // 5
+    desc.chunks = pointer(pieces, "pieces", 5 * desc.chunk_count, api.xd_aligned_chunk, (api.XD_DTYPE_I32,))
+    if gradient is not None:
+        desc.gradient = rows(gradient, "gradient")
+    ctx.call("xd_uld_loss", ctypes.byref(desc), ctypes.byref(out))
+    return out
+
+
 # ---- diffusion ----
 
 def sample_common(made, weight, denominator, scale, sample_loss, samples):

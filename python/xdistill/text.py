@@ -212,25 +212,28 @@ def positions(ids, length, first):
 
 
 class Chunks:
-    """What xtoken_loss reads of a batch: numbers of chunks for each position of both sides.
+    """What xtoken_loss and uld_loss read of a batch: numbers of chunks for each position of both sides.
 
     student, teacher  [sequences, positions] int64: the chunk of the next token, or -1
     count             chunks of the longest sequence
     exact, mask       [sequences, count] bytes
+    pieces            [sequences, count, 5] int32: the fields of xd_aligned_chunk, for uld_loss; 0 where no position precedes
+                      a chunk, or where a side was cut
     """
 
-    def __init__(self, student, teacher, count, exact=None, mask=None):
+    def __init__(self, student, teacher, count, exact=None, mask=None, pieces=None):
         self.student, self.teacher, self.count, self.exact, self.mask = student, teacher, count, exact, mask
+        self.pieces = pieces
 
     def tensors(self):
         """The same with tensors of PyTorch over the same memory."""
         if not isinstance(self.student, arrays.array):
             return self
         import torch
-        kinds = {"q": torch.int64, "B": torch.uint8}
-        fields = [self.student, self.teacher, self.exact, self.mask]
-        student, teacher, exact, mask = [None if x is None else torch.frombuffer(x, dtype=kinds[x.typecode]) for x in fields]
-        return Chunks(student, teacher, self.count, exact, mask)
+        kinds = {"q": torch.int64, "B": torch.uint8, "i": torch.int32}
+        fields = [None if x is None else torch.frombuffer(x, dtype=kinds[x.typecode]) if len(x) else torch.empty(
+            0, dtype=kinds[x.typecode]) for x in (self.student, self.teacher, self.exact, self.mask, self.pieces)]
+        return Chunks(fields[0], fields[1], self.count, *fields[2:])
 
 
 def chunks(alignments, student_length, teacher_length, first=True):
@@ -241,7 +244,7 @@ def chunks(alignments, student_length, teacher_length, first=True):
     """
     alignments = [alignments] if isinstance(alignments, Alignment) else list(alignments)
     count = max(map(len, alignments), default=0)
-    made = Chunks(arrays.array("q"), arrays.array("q"), count, arrays.array("B"), arrays.array("B"))
+    made = Chunks(arrays.array("q"), arrays.array("q"), count, arrays.array("B"), arrays.array("B"), arrays.array("i"))
     for one in alignments:
         made.student.extend(positions(one.ids[0], student_length, first))
         made.teacher.extend(positions(one.ids[1], teacher_length, first))
@@ -250,6 +253,11 @@ def chunks(alignments, student_length, teacher_length, first=True):
         made.mask.extend(not flag & api.XD_CHUNK_MASKED for flag in flags)
         for numbers in (made.exact, made.mask):
             numbers.extend(filled("B", 0, count - len(flags)))
+        for begin, end, other_begin, other_end, flag in one.chunks:
+            fits = begin > 0 and other_begin > 0 and end <= student_length and other_end <= teacher_length
+            counts = fits and not flag & api.XD_CHUNK_MASKED
+            made.pieces.extend((begin, end, other_begin, other_end, flag) if counts else (0, 0, 0, 0, 0))
+        made.pieces.extend(filled("i", 0, 5 * (count - len(flags))))
     return made
 
 

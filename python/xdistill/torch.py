@@ -32,7 +32,7 @@ from . import _library, losses
 from ._arrays import array
 
 __all__ = ["cross_entropy", "denoise_loss", "gan_loss", "head_loss", "jsd_loss", "kl_loss", "loss", "next_labels",
-           "reverse_kl_loss", "topk_kl_loss", "vsd_loss", "xtoken_loss"]
+           "reverse_kl_loss", "topk_kl_loss", "uld_loss", "vsd_loss", "xtoken_loss"]
 NO_SECOND = "xdistill's losses have no second derivative"
 
 
@@ -417,6 +417,42 @@ def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind=
     if in_place(student, inplace) and even(student) is student:
         return InPlace.apply(student, lambda own: run_xtoken(own, *inputs, own, *settings))
     return xtoken_op(student, *inputs, wants(student)[0], *settings)[0]
+
+
+@torch.library.custom_op("xdistill::uld_loss", mutates_args=())
+def uld_op(student: Tensor, teacher: Tensor, pieces: Tensor, student_ids: Tensor, teacher_ids: Tensor, want: bool,
+           temperature: float) -> Tuple[Tensor, Tensor]:
+    student, teacher, pieces = student.contiguous(), teacher.contiguous(), pieces.contiguous().view(student.shape[0], -1)
+    gradient, loss = empty(student) if want else None, 0.0
+    for row in range(student.shape[0]):
+        values = losses.uld_loss(student[row], teacher[row], pieces[row], student_ids[row].contiguous(), teacher_ids[row].contiguous(),
+                                 temperature=temperature, scale=1.0 / student.shape[0],
+                                 gradient=None if gradient is None else gradient[row], context=context())
+        loss += values.loss
+    return torch.tensor(loss, dtype=torch.float32), none(student) if gradient is None else gradient
+
+
+def fake_uld(student, teacher, pieces, student_ids, teacher_ids, want, temperature):
+    return student.new_empty((), dtype=torch.float32), student.new_empty(student.shape) if want else none(student)
+
+
+register(uld_op, fake_uld, 0)
+
+
+def uld_loss(student, teacher, chunks, student_ids, teacher_ids, *, temperature=1.0):
+    """Universal logit distillation: sorted probabilities of chunks, without a projection (Boizard et al., 2024).
+
+    student, teacher          [sequences, tokens, columns], or [tokens, columns] of one sequence
+    chunks                    of xdistill.chunks
+    student_ids, teacher_ids  [sequences, tokens] int64, any id of the vocabulary at padding
+
+    The mean over sequences of the mean over chunks of sum |p - q|. A chunk's probabilities are those of its last token times
+    the probabilities of the tokens before it: docs/xtoken.md.
+    """
+    if student.dim() == 2:
+        student, teacher, student_ids, teacher_ids = student[None], teacher[None], student_ids[None], teacher_ids[None]
+    return uld_op(student, constant(teacher), chunks.tensors().pieces, student_ids, teacher_ids, wants(student)[0],
+                  float(temperature))[0]
 
 
 def next_labels(ids, ignore_index=-100):

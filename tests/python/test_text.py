@@ -69,6 +69,15 @@ class Alignments(Temporary):
             self.assertEqual(list(made.student), one + one)
             self.assertEqual((made.count, sum(made.exact)), (len(both), 2 * len(both)))
 
+    def test_pieces_have_a_position_before_them_and_are_not_cut(self):
+        a, b = self.student.encode(TEXT), self.teacher.encode(TEXT)
+        both = xdistill.align(a, b)
+        made = xdistill.chunks([both, xdistill.align(a[:9], b[:9])], len(a) - 2, len(b))
+        rows = [tuple(made.pieces[i:i + 5]) for i in range(0, len(made.pieces), 5)]
+        self.assertEqual((len(rows), rows[0]), (2 * len(both), (0, 0, 0, 0, 0)))
+        self.assertEqual(rows[1:len(both)], [chunk if chunk[1] <= len(a) - 2 else (0,) * 5 for chunk in both.chunks[1:]])
+        self.assertEqual(rows[-1], (0, 0, 0, 0, 0))
+
     def test_a_masked_token_takes_its_chunk_out(self):
         a, b = self.student.encode(TEXT), self.teacher.encode(TEXT)
         made = xdistill.chunks(xdistill.align(a, b, student_mask=[0] * 2 + [1] * (len(a) - 2)), len(a), len(b))

@@ -267,6 +267,31 @@ class TwoTokenizers(Case):
         self.same(lambda x: xt.xtoken_loss(x, teacher, chunks, projection, kind="gold", tail=20), theirs, student.requires_grad_(),
                   tolerance=1e-4)
 
+    def test_universal_logit_distillation(self):
+        chunks, labels, (student, teacher) = self.batch(True)
+        ids = [torch.cat([torch.zeros(2, 1, dtype=torch.int64), one[:, :-1]], 1).clamp(min=0) for one in labels]
+        for b, text in enumerate(self.TEXTS):  # next_labels moved them: back, with the first
+            ids[0][b, 0], ids[1][b, 0] = self.student.encode(text).ids[0], self.teacher.encode(text).ids[0]
+        tau = 1.5
+
+        def side(logits, ids, begin, end):
+            made = F.softmax(logits[end - 2] / tau, -1)
+            for token in range(begin, end - 1):
+                made = made * F.softmax(logits[token - 1] / tau, -1)[ids[token]].clamp(min=1e-8)
+            return made.sort(descending=True)[0]
+
+        def theirs(x):
+            total = 0
+            for b in range(2):
+                pieces = [piece for piece in chunks.pieces.view(2, -1, 5)[b].tolist() if piece[1]]
+                self.assertTrue(any(end - begin > 1 for begin, end, *_ in pieces))
+                for begin, end, other_begin, other_end, _ in pieces:
+                    p = F.pad(side(x[b], ids[0][b], begin, end), (0, 1024))
+                    total = total + (p - side(teacher[b].double(), ids[1][b], other_begin, other_end)).abs().sum() / len(pieces) / 2
+            return total
+
+        self.same(lambda x: xt.uld_loss(x, teacher, chunks, *ids, temperature=tau), theirs, student.requires_grad_(), tolerance=1e-4)
+
     def test_cached(self):
         text = self.TEXTS[0]
         tokens = self.teacher.encode(text)

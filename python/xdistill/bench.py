@@ -5,13 +5,14 @@ largest difference of the gradients, relative to the largest gradient.
 """
 
 import argparse
+import os
 import statistics
 import time
 
 import torch
 import torch.nn.functional as F
 
-from . import torch as xt
+from . import _library, torch as xt
 
 
 def eager_kl(student, teacher):
@@ -80,6 +81,9 @@ def main():
     rows, size = arguments.rows, arguments.vocabulary
     print("PyTorch %s, %d threads, %d rows, vocabulary %d, hidden %d" % (
         torch.__version__, arguments.threads, rows, size, arguments.hidden))
+    load, cores = os.getloadavg()[0], _library.available_threads()
+    if load > 0.5 * cores:
+        print("busy: load %.1f on %d cores, so times and ratios are rough" % (load, cores))
     compiled = (lambda f: []) if arguments.no_compile else (lambda f: [("compiled", torch.compile(f))])
     for dtype in (torch.float32, torch.bfloat16):
         teacher = torch.randn(rows, size).mul_(2).to(dtype)

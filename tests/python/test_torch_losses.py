@@ -292,6 +292,18 @@ class TwoTokenizers(Case):
 
         self.same(lambda x: xt.uld_loss(x, teacher, chunks, *ids, temperature=tau), theirs, student.requires_grad_(), tolerance=1e-4)
 
+    def test_both_keep_the_graph_of_torch_compile(self):
+        chunks, labels, (student, teacher) = self.batch(True)
+        ids, x = [one.clamp(min=0) for one in labels], student.requires_grad_()
+
+        def loss(x):
+            return xt.xtoken_loss(x * 2, teacher, chunks, self.projection, labels[0]) + xt.uld_loss(x, teacher, chunks, *ids)
+
+        expected = torch.autograd.grad(loss(x), x)[0]
+        torch._dynamo.reset()
+        got, = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(x), x)
+        torch.testing.assert_close(got, expected)
+
     def test_cached(self):
         text = self.TEXTS[0]
         tokens = self.teacher.encode(text)

@@ -30,7 +30,6 @@ ROOT = HERE if (HERE / "xdistill.h").exists() else HERE.parent
 FROM_ROOT = ["xdistill.h", "LICENSE", "NOTICE"] + [
     "tools/%s.py" % name for name in ("api", "api_ctypes", "declarations", "parts", "structs")]
 SECTIONS = range(1, 7)  # of the implementation: xdistill.h says what they are
-SUMMARY = "Distillation losses, tokenizers and checkpoints of xdistill.h for Python and PyTorch"
 
 
 def version():
@@ -39,7 +38,9 @@ def version():
 
 
 def metadata():
-    return "Metadata-Version: 2.1\nName: xdistill\nVersion: %s\nSummary: %s\nRequires-Python: >=3.9\n" % (version(), SUMMARY)
+    project = dict(re.findall(r'^([\w-]+) = "(.*)"$', (HERE / "pyproject.toml").read_text(), re.M))
+    return "Metadata-Version: 2.1\nName: xdistill\nVersion: %s\nSummary: %s\nRequires-Python: %s\n" % (
+        version(), project["description"], project["requires-python"])
 
 
 def sources():
@@ -131,7 +132,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         wheel.add(wheel.info + "METADATA", metadata().encode())
         wheel.add(wheel.info + "WHEEL", (
             "Wheel-Version: 1.0\nGenerator: build_xdistill\nRoot-Is-Purelib: false\nTag: %s\n" % tag()).encode())
-        wheel.add(wheel.info + "licenses/LICENSE", (ROOT / "LICENSE").read_bytes())
+        for file in ("LICENSE", "NOTICE"):
+            wheel.add(wheel.info + "licenses/" + file, (ROOT / file).read_bytes())
         wheel.close()
     return name
 

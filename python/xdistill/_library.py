@@ -181,10 +181,11 @@ local = threading.local()
 
 
 def context(threads=None):
-    """This thread's context. Another number of threads makes a new one."""
+    """This thread's context. Another number of threads makes a new one, unless `use` has set it."""
     current = getattr(local, "context", None)
-    if current is None or (threads and threads != current.threads):
-        current = local.context = Context(threads)
+    if current is None or (threads and threads != current.threads and not local.chosen):
+        current, local.chosen = Context(threads), False
+        local.context = current
     return current
 
 
@@ -196,5 +197,5 @@ def release_memory():
 
 
 def use(context):
-    """Makes calls of this thread use the context."""
-    local.context = context
+    """Makes calls of this thread use the context; None: one of its own again."""
+    local.context, local.chosen = context, context is not None

@@ -145,10 +145,14 @@ class Contexts(unittest.TestCase):
         self.assertEqual(ctx.memory[:4], b"mine")
 
     def test_use_sets_this_thread_s_context(self):
-        before, mine = xdistill.context(), xdistill.Context(threads=1, invariant=True)
+        mine = xdistill.Context(threads=1, invariant=True)
         xdistill.use(mine)
-        self.addCleanup(xdistill.use, before)
+        self.addCleanup(xdistill.use, None)
         self.assertIs(xdistill.context(), mine)
+        self.assertIs(_library.context(threads=3), mine)  # as xdistill.torch asks
+        xdistill.use(None)
+        self.assertEqual(_library.context(threads=3).threads, 3)
+        self.assertEqual(_library.context(threads=2).threads, 2)
         self.assertEqual(xdistill.lib.xd_ctx_settings(mine.handle).contents.reduction, api.XD_REDUCTION_INVARIANT)
 
 

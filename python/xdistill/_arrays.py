@@ -5,6 +5,7 @@ An array is a tensor of PyTorch, or anything with `__array_interface__` (NumPy),
 """
 
 import ctypes
+import functools
 
 from . import _api as api
 
@@ -121,6 +122,22 @@ def of_dlpack(x, name):
     if kind is None or t.lanes != 1:
         raise TypeError("%s has elements of DLPack's type (%d, %d, %d)" % (name, t.code, t.bits, t.lanes))
     return Array((t.data or 0) + t.offset, kind, t.shape[:t.ndim], t.strides[:t.ndim] if t.strides else None, (x, capsule))
+
+
+def holding(function):
+    """The function with arguments of DLPack as Arrays: their capsules live until it returns."""
+    names = function.__code__.co_varnames
+
+    def held(x, name):
+        if hasattr(x, "__dlpack__") and not hasattr(x, "untyped_storage") and not hasattr(x, "__array_interface__"):
+            return of_dlpack(x, name)
+        return x
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        return function(*[held(x, name) for x, name in zip(arguments, names)], **{name: held(x, name) for name, x in named.items()})
+
+    return call
 
 
 def rows(x, name="array"):

@@ -7,7 +7,7 @@ a label outside the vocabulary, logits that are not finite. `context` None is th
 import ctypes
 
 from . import _api as api
-from ._arrays import array, flat, product, rows
+from ._arrays import array, flat, holding, product, rows
 from ._library import context as current, lib
 
 IDS = (api.XD_DTYPE_I64, api.XD_DTYPE_I32)
@@ -71,6 +71,7 @@ def width(x, vocabulary):
     return vocabulary or x.shape[-1]
 
 
+@holding
 def loss(student, teacher=None, labels=None, *, hard_weight=0.0, soft_weight=0.0, temperature=1.0, divergence="kl", beta=0.0,
          temperature_squared=None, label_smoothing=0.0, vocabulary=None, context=None, **others):
     """hard_weight times the cross entropy with labels, plus soft_weight times a divergence from the teacher: xd_loss.
@@ -91,6 +92,7 @@ def loss(student, teacher=None, labels=None, *, hard_weight=0.0, soft_weight=0.0
     return ctx.compute("xd_loss", desc, desc.common, api.xd_loss_values())
 
 
+@holding
 def topk_kl_loss(student, teacher=None, labels=None, *, k=None, ids=None, log_probs=None, mode="tail", divergence="kl", beta=0.0,
                  temperature=1.0, temperature_squared=None, vocabulary=None, context=None, **others):
     """A divergence at k columns of a row: xd_topk_kl_loss.
@@ -122,6 +124,7 @@ def head(hidden, weight, bias, name):
     return made
 
 
+@holding
 def head_loss(hidden, weight, bias=None, labels=None, *, teacher=None, teacher_hidden=None, teacher_weight=None,
               teacher_bias=None, hard_weight=0.0, soft_weight=0.0, temperature=1.0, divergence="kl", beta=0.0,
               temperature_squared=None, label_smoothing=0.0, hidden_gradient=None, weight_gradient=None, bias_gradient=None,
@@ -152,6 +155,7 @@ def head_loss(hidden, weight, bias=None, labels=None, *, teacher=None, teacher_h
     return ctx.compute("xd_head_loss", desc, desc.loss.common, api.xd_loss_values(), desc)
 
 
+@holding
 def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind="projected", teacher_labels=None, cache=None,
                 cache_positions=None, sequences=1, temperature=1.0, reverse=False, columns=8192, tail=8192, relaxed=False,
                 kd_weight=1.0, ce_weight=0.1, exact_only=False, context=None, **others):
@@ -197,6 +201,7 @@ def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind=
 
 
 
+@holding
 def uld_loss(student, teacher, pieces, student_ids, teacher_ids, *, temperature=1.0, scale=1.0, gradient=None, context=None):
     """Universal logit distillation of one sequence, by sorted probabilities and without a projection: xd_uld_loss.
 
@@ -234,6 +239,7 @@ def samples(x, name):
     return api.xd_rows(data=x.address, dtype=x.dtype, rows=x.shape[0], cols=product(x.shape[1:]))
 
 
+@holding
 def vsd_loss(generated, teacher, fake, *, normaliser="mean", compat=False, mask=None, sample_scale=None, gradient=None,
              weight=1.0, denominator=0.0, scale=1.0, sample_loss=None, context=None):
     """The student's term of distribution matching distillation: xd_vsd_loss. docs/diffusion.md has its formula.
@@ -258,6 +264,7 @@ def vsd_loss(generated, teacher, fake, *, normaliser="mean", compat=False, mask=
     return ctx.compute("xd_vsd_loss", desc, desc.common, api.xd_sample_values())
 
 
+@holding
 def denoise_loss(prediction, clean, noise, terms, *, mask=None, gradient=None, weight=1.0, denominator=0.0, scale=1.0,
                  sample_loss=None, context=None):
     """The denoising term: mean of w (c_p prediction + c_x clean + c_e noise)^2: xd_denoise_loss.
@@ -278,6 +285,7 @@ def denoise_loss(prediction, clean, noise, terms, *, mask=None, gradient=None, w
     return ctx.compute("xd_denoise_loss", desc, desc.common, api.xd_sample_values())
 
 
+@holding
 def gan_loss(fake, real=None, *, kind="softplus", fake_gradient=None, real_gradient=None, weight=1.0, denominator=0.0, scale=1.0,
              sample_loss=None, context=None):
     """The adversarial term of a discriminator's logits: the generator's without `real`, else the discriminator's: xd_gan_loss.

@@ -194,6 +194,12 @@ class Tensors(unittest.TestCase):
             def __dlpack_device__(self):
                 return self.x.__dlpack_device__()
 
+        class Copy(Capsule):
+            """Its capsule alone holds the memory."""
+
+            def __dlpack__(self):
+                return self.x.clone().__dlpack__()
+
         for dtype in (torch.float32, torch.bfloat16):
             x, y, labels = made(6, 33, dtype=dtype)
             x, gradient = x.detach(), torch.zeros(6, 33, dtype=dtype)
@@ -202,6 +208,8 @@ class Tensors(unittest.TestCase):
             got = xdistill.losses.loss(Capsule(x), Capsule(y), Capsule(labels), soft_weight=1.0, gradient=Capsule(out)).loss
             self.assertEqual(got, expected)
             self.assertTrue(torch.equal(out, gradient))
+            got = xdistill.losses.loss(Copy(x), Copy(y), labels=Copy(labels), mask=Copy(torch.ones(6, dtype=torch.uint8)), soft_weight=1.0)
+            self.assertEqual(got.loss, expected)
         self.assertAlmostEqual(xdistill.losses.loss(x.float().numpy(), y.float().numpy(), labels.numpy(), soft_weight=1.0).loss,
                                expected, places=6)
         with self.assertRaisesRegex(TypeError, "DLPack"):

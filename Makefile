@@ -286,7 +286,7 @@ node_mpi := $(if $(bench_mpi),build/bench/node_mpi)
 wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)
 two_processes = mpirun --oversubscribe --allow-run-as-root -n 2
 
-bench: build/bench/quick ## Speed: what to expect of this machine, in a minute; ARGS="-J FILE"
+bench: build/bench/quick ## Speed: each operation on a line, in a minute
 	@build/bench/quick $(ARGS)
 
 bench-all: $(bench) $(bench_mpi) $(node_mpi) ## Speed: build and run the benchmarks in bench/
@@ -447,7 +447,7 @@ check-format: ## Source: fail if format would change something
 
 prefix = $(DESTDIR)$(PREFIX)
 
-install: xdistill.h lib build/xdistill ## Library: headers, library, packages, the tool to DESTDIR/PREFIX
+install: xdistill.h lib build/xdistill ## Library: headers, library, tool to DESTDIR/PREFIX
 	install -d "$(prefix)/bin" "$(prefix)/include" "$(prefix)/lib" "$(prefix)/share/pkgconfig" "$(prefix)/share/cmake/xdistill"
 	install -m 644 build/libxdistill.a build/$(shared) "$(prefix)/lib"
 	ln -sf $(shared) "$(prefix)/lib/libxdistill.so"

@@ -108,6 +108,7 @@ COUNTS_LEFT_OUT = {
     "tests/test_post_hoc.c makes those wrong that can be": """xd_post_hoc_desc.snapshot_count xd_post_hoc_profile.iteration
         xd_post_hoc_desc.target_count""",
     "any number names a sequence or a place in it: arithmetic without a context": """xd_ema_desc.seed xd_optimizer_desc.seed xd_philox.seed
+        xd_teacher_cache_desc.seed
         xd_philox_fill_normal(count) xd_philox_fill_normal(first) xd_philox_fill_uniform(count)
         xd_philox_fill_uniform(first) xd_philox_uniform_f64(block)""",
     "tests/test_full_state.c makes those wrong that can be; staging too small for an element of each rank is made larger": """

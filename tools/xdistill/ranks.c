@@ -47,7 +47,7 @@ void meter_show(xd_ctx *ctx, meter *m, int64_t done, const char *extra) {
     const char *parts[4];
     int count = 0;
     snprintf(stand, sizeof stand, "%s: %lld/%lld %s", m->what, (long long)done, (long long)m->total, m->unit);
-    snprintf(speed, sizeof speed, "%.2f %s/s", rate, m->unit);
+    snprintf(speed, sizeof speed, "%.3g %s/s", rate, m->unit);
     snprintf(left, sizeof left, "%s left",
              progress_time(time, rate > 0.0 ? (double)(m->total - done) / rate : 0.0));
     parts[count++] = stand;

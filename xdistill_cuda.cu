@@ -321,6 +321,18 @@ template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_load16(
     return pack;
 }
 
+/* A struct of a multiple of 16 bytes. */
+template <typename T> static __device__ inline T xdi_cuda_load_whole(const T *from) {
+    enum { PACKS = (int)(sizeof(T) / 16) };
+    static_assert(sizeof(T) == 16 * PACKS && alignof(T) % 16 == 0, "whole packs");
+    xdi_cuda_pack<uint32_t> packs[PACKS];
+    T value;
+    XD_UNROLL
+    for (int i = 0; i < PACKS; i++) packs[i] = xdi_cuda_load16(reinterpret_cast<const uint32_t *>(from) + 4 * i);
+    memcpy(&value, packs, sizeof value);
+    return value;
+}
+
 /* To device memory. */
 template <typename T> static __device__ inline void xdi_cuda_store16(T *to, const xdi_cuda_pack<T> &pack) {
     XDI_CUDA_ALIGNED16(to);
@@ -9884,8 +9896,8 @@ template <int EACH> struct xdi_cuda_select_sorter {
 static_assert(sizeof(xdi_cuda_select_sorter<XDI_CUDA_SELECT_EACH>::type::TempStorage) <= XDI_CUDA_SELECT_BYTES, "the sort's room");
 #endif
 
-/* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, key, column) with all. The keys' bits that differ are
- * [first, end). */
+/* Sorts a full list by descending keys, equal ones in their order. Calls put(i, key, column) with all, i < EACH; the rank is threadIdx.x +
+ * i XDI_CUDA_SELECT_TEAM. The keys' bits that differ are [first, end). */
 template <int EACH, typename Put>
 static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list<EACH> *list, int first, int end, Put put) {
 #if !defined(XD_EMU)
@@ -9899,7 +9911,7 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list<EACH> *l
     __syncthreads();
     sorter(*reinterpret_cast<typename sorter::TempStorage *>(list)).SortDescendingBlockedToStriped(keys, columns, first, end);
     XD_UNROLL
-    for (int i = 0; i < EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
+    for (int i = 0; i < EACH; i++) put(i, keys[i], columns[i]);
 #else
     (void)first, (void)end;
     xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_TEAM * EACH, [=](int64_t low, int64_t high) {
@@ -9909,7 +9921,7 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list<EACH> *l
         std::swap(list->columns[low], list->columns[high]);
     });
     XD_UNROLL_N(1)
-    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
+    for (int i = 0, j = (int)threadIdx.x; i < EACH; i++, j += XDI_CUDA_SELECT_TEAM) put(i, list->keys[j], list->columns[j]);
 #endif
 }
 
@@ -9937,7 +9949,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     xdi_cuda_select_fill(a, r, n);
     largest = xdi_cuda_block_reduce(largest, 0u, xdi_cuda_larger()); /* a barrier, too */
     const int first = sizeof(T) == 2 ? 16 : 0, end = 32 - __clz((int)(largest ^ threshold));
-    xdi_cuda_select_sort(list, first, end > first ? end : first + 1, [=, &a](int rank, uint32_t key, uint32_t column) {
+    xdi_cuda_select_sort(list, first, end > first ? end : first + 1, [=, &a](int i, uint32_t key, uint32_t column) {
+        const int rank = (int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM;
         if (rank < n) xdi_cuda_select_put(a, row, r * a.k + rank, key, column);
     });
 }
@@ -10088,6 +10101,21 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_
     return expf((float)__dsub_rn(__ddiv_rn(z, x.temperature), x.lse[row]));
 }
 
+/* ---- single logits ---- */
+
+static __device__ inline const void *xdi_cuda_row_of(const xd_rows &x, int64_t row) {
+    return x.dtype == XD_DTYPE_F32 ? (const void *)xdi_cuda_row<float>(x, row) : (const void *)xdi_cuda_row<xdi_cuda_bf16>(x, row);
+}
+
+/* A logit as it lies in memory, so that nothing waits for it, and its value. wide: the type is F32. */
+static __device__ inline uint32_t xdi_cuda_ask(const void *row, bool wide, int64_t column) {
+    return wide ? static_cast<const uint32_t *>(row)[column] : (uint32_t) static_cast<const uint16_t *>(row)[column];
+}
+
+static __device__ inline float xdi_cuda_asked(uint32_t bits, bool wide) {
+    return xd_float_of_bits(wide ? bits : bits << 16);
+}
+
 /* Runs the statements with FIXED as the type of the cells. */
 #define XDI_CUDA_CELLS(fixed, FIXED, ...) \
     if (fixed) {                          \
@@ -10111,11 +10139,11 @@ static __device__ inline double xdi_cuda_block_sum(double x) {
     return xdi_cuda_block_reduce(x, 0.0, xdi_cuda_add());
 }
 
-/* Calls use(i, then(ask(i))) for i < n, a thread in steps of TEAM, in batches: what is asked for first is under way for all of a batch
- * before the next load, and these before the first use. */
+/* Calls use(i, then(ask(i))) for i < n, a thread of the team in steps of TEAM, in batches: what is asked for first is under way for all of
+ * a batch before the next load, and these before the first use. */
 template <int TEAM, int AHEAD, typename Ask, typename Then, typename Use>
 static __device__ inline void xdi_cuda_each_ahead(int64_t n, Ask ask, Then then, Use use) {
-    for (int64_t first = (int64_t)threadIdx.x; first < n; first += AHEAD * TEAM) {
+    for (int64_t first = (int64_t)xdi_cuda_team_thread<TEAM>(); first < n; first += AHEAD * TEAM) {
         decltype(ask(first)) asked[AHEAD];
         decltype(then(ask(first))) values[AHEAD];
         XD_UNROLL
@@ -10357,7 +10385,7 @@ static xd_xtoken_kernels xdi_cuda_xtoken_table() {
 
 /* >>cuda/xtoken_project.cu */
 
-/* Projected losses: the matrix in J, sums of a tile's chunks, divergences, deltas. kernel/cpu/xtoken.c is the reference. */
+/* Projected losses: the matrix in J, the student's sums of a tile's chunks, deltas. kernel/cpu/xtoken.c is the reference. */
 
 /* ---- probabilities ---- */
 
@@ -10394,45 +10422,46 @@ struct xdi_cuda_matrix_entry {
     float weight;
 };
 
-/* A student id of this shard that has entries in J. Most have one. */
-struct xdi_cuda_matrix_id {
+/* A student id of this shard that has entries in J. Most have one. A load of 16 bytes. */
+struct alignas(16) xdi_cuda_matrix_id {
     xdi_cuda_matrix_entry entry; /* the first */
     int32_t column;              /* of the logits */
-    int32_t more;                /* other entries, from `begin` on */
-    int64_t begin;
+    uint32_t others;             /* where the other entries begin, of which the one before has the count as its slot; 0: none */
 };
 
+enum { XDI_CUDA_MATRIX_HERE = 2 };
+
 /* A column of J: its entries of this shard, the first of them here. */
-struct xdi_cuda_matrix_cell {
+struct alignas(16) xdi_cuda_matrix_cell {
     int64_t begin;
-    int32_t count, column; /* of the logits */
-    float weight;
-    int32_t unused;
+    int32_t count, unused;
+    int32_t column[XDI_CUDA_MATRIX_HERE]; /* of the logits */
+    float weight[XDI_CUDA_MATRIX_HERE];
 };
 
 /* What prepared memory holds. A segment is so many columns of the shard. */
 struct xdi_cuda_matrix {
     int64_t segments;
-    int64_t *counts; /* [segments] entries in the upper half, ids in the lower */
-    xdi_cuda_matrix_id *ids; /* ascending */
+    xdi_cuda_matrix_id *ids;     /* ascending */
     xdi_cuda_matrix_cell *cells; /* [k] */
+    int64_t *counts;             /* [segments] entries in the upper half, ids in the lower */
+    int32_t *first;              /* [segments + 1] the segment's first id */
+    int32_t *places;             /* [teacher_size] slots of teacher ids in J, or -1 */
     xdi_cuda_matrix_entry *entries;
-    int32_t *first;  /* [segments + 1] the segment's first id */
-    int32_t *places; /* [teacher_size] slots of teacher ids in J, or -1 */
     int64_t bytes;
 
     xdi_cuda_matrix() = default;
     __host__ __device__ explicit xdi_cuda_matrix(const xd_xtoken_matrix &m) {
         const uintptr_t start = reinterpret_cast<uintptr_t>(m.prepared);
-        uintptr_t at = start;
+        uintptr_t at = start + (16 - start % 16) % 16;
         segments = (m.columns + XDI_CUDA_MATRIX_SEGMENT - 1) / XDI_CUDA_MATRIX_SEGMENT;
-        at = take(at, segments, &counts);
         at = take(at, m.columns, &ids);
         at = take(at, m.k, &cells);
+        at = take(at, segments, &counts);
         at = take(at, segments + 1, &first);
         at = take(at, m.projection.teacher_size, &places);
         at = take(at + (8 - at % 8) % 8, m.projection.entries, &entries);
-        bytes = (int64_t)(at - start);
+        bytes = (int64_t)(at - start) + 16;
     }
     template <typename T> static __host__ __device__ uintptr_t take(uintptr_t at, int64_t count, T **out) {
         *out = reinterpret_cast<T *>(at);
@@ -10500,9 +10529,9 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_fill_kernel(const __grid_
             if (to == begin) p.ids[id].entry = entry;
             p.entries[to++] = entry;
         }
+        p.entries[begin].slot = entries[i] - 1; /* the entry itself is with its id */
         p.ids[id].column = (int32_t)(v + i);
-        p.ids[id].more = entries[i] - 1;
-        p.ids[id++].begin = begin + 1;
+        p.ids[id++].others = entries[i] > 1 ? (uint32_t)(begin + 1) : 0;
     }
 }
 
@@ -10514,10 +10543,14 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_cells_kernel(const __grid
     const int64_t column = m.ids[j], begin = from.column_begin[column], all = from.column_begin[column + 1] - begin;
     const int64_t first = xdi_cuda_lower_bound(from.student_id + begin, all, m.first);
     const int64_t count = xdi_cuda_lower_bound(from.student_id + begin, all, m.first + m.columns) - first;
-    xdi_cuda_matrix_cell cell = { begin + first, (int32_t)count, 0, 0.0f, 0 };
-    if (count > 0) {
-        cell.column = (int32_t)(from.student_id[cell.begin] - m.first);
-        cell.weight = from.column_weight[cell.begin];
+    xdi_cuda_matrix_cell cell = {};
+    cell.begin = begin + first;
+    cell.count = (int32_t)count;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_MATRIX_HERE; i++) {
+        if (i >= count) continue;
+        cell.column[i] = (int32_t)(from.student_id[cell.begin + i] - m.first);
+        cell.weight[i] = from.column_weight[cell.begin + i];
     }
     xdi_cuda_matrix(m).cells[j] = cell;
 }
@@ -10539,8 +10572,11 @@ static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoke
 static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, const xdi_cuda_matrix_id &id, double first,
                                                      const double *dy) {
     double sum = __dmul_rn((double)id.entry.weight, first);
-    for (int i = 0; i < id.more; i++) {
-        const xdi_cuda_matrix_entry entry = p.entries[id.begin + i];
+    if (id.others == 0) return sum;
+    const xdi_cuda_matrix_entry *others = p.entries + id.others;
+    const int count = others[-1].slot;
+    for (int i = 0; i < count; i++) {
+        const xdi_cuda_matrix_entry entry = others[i];
         sum = __dadd_rn(sum, __dmul_rn((double)entry.weight, dy[entry.slot]));
     }
     return sum;
@@ -10548,7 +10584,12 @@ static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, c
 
 /* ---- project: a thread a cell; the warp shares cells whose columns have many entries ---- */
 
-enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_EACH = 2, XDI_CUDA_PROJECT_AHEAD = 4 };
+enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_AHEAD = 4 };
+
+/* Cells of a thread at a time: as many as find room in registers. */
+template <bool FIXED> struct xdi_cuda_project_each {
+    enum { COUNT = FIXED ? 2 : 4, BATCHES = FIXED ? 2 : 4, ALL = COUNT * BATCHES * XDI_CUDA_TEAM_BLOCK };
+};
 
 struct xdi_cuda_project_row {
     xdi_cuda_xtoken_power power;
@@ -10597,46 +10638,80 @@ static __device__ inline void xdi_cuda_project_long(const xd_xtoken_project_args
     }
 }
 
-/* What a thread's columns have of some rows. The first entries of all are under way before the first is used. */
-template <bool FIXED>
+/* What a thread's columns have of some rows. The entries that cells hold are under way for all before the first is used. */
+template <bool FIXED, int EACH>
 static __device__ inline void xdi_cuda_project_rows(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
-                                                    const xdi_cuda_matrix_cell (&cells)[XDI_CUDA_PROJECT_EACH],
-                                                    xdi_cuda_sums<1, FIXED> (&mine)[XDI_CUDA_PROJECT_EACH]) {
+                                                    const xdi_cuda_matrix_cell (&cells)[EACH], xdi_cuda_sums<1, FIXED> (&mine)[EACH]) {
+    enum { HERE = XDI_CUDA_MATRIX_HERE };
+    const bool wide = a.x.logits.dtype == XD_DTYPE_F32;
+    XD_UNROLL_N(1)
     for (int r = 0; r < count; r++) {
-        float z[XDI_CUDA_PROJECT_EACH];
+        const xdi_cuda_xtoken_power power = rows[r].power;
+        const void *row = xdi_cuda_row_of(a.x.logits, rows[r].row);
+        uint32_t asked[EACH][HERE];
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
-            const int n = cells[i].count;
-            z[i] = n > 0 && n <= XDI_CUDA_PROJECT_LONG ? xdi_cuda_element(a.x.logits, rows[r].row, cells[i].column) : -INFINITY;
+        for (int i = 0; i < EACH * HERE; i++) {
+            const xdi_cuda_matrix_cell &cell = cells[i / HERE];
+            asked[i / HERE][i % HERE] = 0;
+            if (i % HERE < cell.count && cell.count <= XDI_CUDA_PROJECT_LONG)
+                asked[i / HERE][i % HERE] = xdi_cuda_ask(row, wide, cell.column[i % HERE]);
         }
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
-            if (cells[i].count > 0 && cells[i].count <= XDI_CUDA_PROJECT_LONG)
-                mine[i].add_wide(0, __dmul_rn((double)cells[i].weight, (double)rows[r].power(z[i])));
+        for (int i = 0; i < EACH * HERE; i++) {
+            const xdi_cuda_matrix_cell &cell = cells[i / HERE];
+            const float p = power(xdi_cuda_asked(asked[i / HERE][i % HERE], wide));
+            if (i % HERE < cell.count && cell.count <= XDI_CUDA_PROJECT_LONG)
+                mine[i / HERE].add_wide(0, __dmul_rn((double)cell.weight[i % HERE], (double)p));
+        }
     }
+    int most = 0;
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
-        if (cells[i].count <= XDI_CUDA_PROJECT_LONG)
-            xdi_cuda_project_add<FIXED>(a, rows, count, cells[i].begin + 1, cells[i].begin + cells[i].count, 1, &mine[i]);
-        xdi_cuda_project_long<FIXED>(a, rows, count, cells[i], &mine[i]);
+    for (int i = 0; i < EACH; i++) most = cells[i].count > most ? cells[i].count : most;
+    if (!__any_sync(0xffffffffu, most > HERE)) return;
+    XD_UNROLL_N(1)
+    for (int i = 0; i < EACH; i++) {
+        xdi_cuda_matrix_cell cell = {};
+        xdi_cuda_sums<1, FIXED> sum;
+        XD_UNROLL
+        for (int j = 0; j < EACH; j++)
+            if (i == j) cell = cells[j];
+        if (cell.count <= XDI_CUDA_PROJECT_LONG)
+            xdi_cuda_project_add<FIXED>(a, rows, count, cell.begin + HERE, cell.begin + cell.count, 1, &sum);
+        xdi_cuda_project_long<FIXED>(a, rows, count, cell, &sum);
+        XD_UNROLL
+        for (int j = 0; j < EACH; j++)
+            if (i == j) mine[j].whole = typename xdi_cuda_sums<1, FIXED>::join()(mine[j].whole, sum.whole);
     }
 }
 
+/* Adds sums to cells, all of which have been asked for before the first is written. */
+template <int EACH>
+static __device__ inline void xdi_cuda_project_join(double *cells, int64_t count, const xdi_cuda_sums<1, false> (&mine)[EACH]) {
+    double before[EACH];
+    XD_UNROLL
+    for (int i = 0; i < EACH; i++) before[i] = i * XDI_CUDA_TEAM_BLOCK < count ? cells[i * XDI_CUDA_TEAM_BLOCK] : 0.0;
+    XD_UNROLL
+    for (int i = 0; i < EACH; i++)
+        if (i * XDI_CUDA_TEAM_BLOCK < count) cells[i * XDI_CUDA_TEAM_BLOCK] = __dadd_rn(before[i], mine[i].whole.sum[0]);
+}
+
+template <int EACH>
+static __device__ inline void xdi_cuda_project_join(double *cells, int64_t count, const xdi_cuda_sums<1, true> (&mine)[EACH]) {
+    XD_UNROLL
+    for (int i = 0; i < EACH; i++)
+        if (i * XDI_CUDA_TEAM_BLOCK < count) xdi_cuda_cell_join(cells, i * XDI_CUDA_TEAM_BLOCK, mine[i].whole);
+}
+
+/* A block has a part of a chunk's cells, whose rows it takes up once. */
 template <bool FIXED>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a, int64_t parts) {
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : 3)
+    xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a, int64_t parts) {
+    typedef xdi_cuda_project_each<FIXED> each;
+    enum { COUNT = each::COUNT, STEP = COUNT * XDI_CUDA_TEAM_BLOCK, WORDS = FIXED ? 2 : 1 };
     XD_SHARED(xdi_cuda_project_row, rows, [XDI_CUDA_PROJECT_ROWS]);
     const xdi_cuda_matrix m(a.matrix);
-    const int64_t place = (int64_t)blockIdx.x / parts, k = a.matrix.k;
-    const int64_t j = ((int64_t)blockIdx.x - place * parts) * (XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK) + (int64_t)threadIdx.x;
+    const int64_t place = (int64_t)blockIdx.x / parts, k = a.matrix.k, begin = ((int64_t)blockIdx.x - place * parts) * each::ALL;
     const xdi_cuda_xtoken_range range(a.x, place);
-    xdi_cuda_matrix_cell cells[XDI_CUDA_PROJECT_EACH];
-    xdi_cuda_sums<1, FIXED> mine[XDI_CUDA_PROJECT_EACH];
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
-        cells[i] = {};
-        if (j + i * XDI_CUDA_TEAM_BLOCK < k) cells[i] = m.cells[j + i * XDI_CUDA_TEAM_BLOCK];
-    }
     for (int64_t first = range.begin; first < range.end; first += XDI_CUDA_PROJECT_ROWS) {
         const int64_t left = range.end - first;
         const int count = left < XDI_CUDA_PROJECT_ROWS ? (int)left : (int)XDI_CUDA_PROJECT_ROWS;
@@ -10647,177 +10722,30 @@ xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a,
             row.power.set(a.x.lse[row.row], a.x.temperature);
         }
         __syncthreads();
-        xdi_cuda_project_rows<FIXED>(a, rows, count, cells, mine);
+        XD_UNROLL_N(1)
+        for (int64_t j = begin + (int64_t)threadIdx.x; j - (int64_t)threadIdx.x < k && j < begin + each::ALL; j += STEP) {
+            xdi_cuda_matrix_cell cells[COUNT];
+            xdi_cuda_sums<1, FIXED> mine[COUNT];
+            XD_UNROLL
+            for (int i = 0; i < COUNT; i++) {
+                cells[i] = {};
+                if (j + i * XDI_CUDA_TEAM_BLOCK < k) cells[i] = xdi_cuda_load_whole(m.cells + j + i * XDI_CUDA_TEAM_BLOCK);
+            }
+            xdi_cuda_project_rows<FIXED, COUNT>(a, rows, count, cells, mine);
+            xdi_cuda_project_join<COUNT>(a.cells + (place * k + j) * WORDS, k - j, mine);
+        }
     }
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
-        if (j + i * XDI_CUDA_TEAM_BLOCK < k) xdi_cuda_cell_join(a.cells, place * k + j + i * XDI_CUDA_TEAM_BLOCK, mine[i].whole);
 }
 
 static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    const int64_t each = XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK, parts = (a->matrix.k + each - 1) / each;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->x.count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
+        const int64_t each = xdi_cuda_project_each<FIXED>::ALL, parts = (a->matrix.k + each - 1) / each;
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count * parts, XDI_CUDA_TEAM_BLOCK),
                                xdi_cuda_xtoken_project_kernel<FIXED>, *a, parts);
     })
-}
-
-/* ---- target: one block per chunk, its rows in order; the chosen logits of a row are gathered once ---- */
-
-enum { XDI_CUDA_TARGET_KEPT = 8192 };
-
-/* A row's chosen logits, of which the first stay on the chip. A thread reads only what it has written. */
-struct xdi_cuda_target_row {
-    const xd_xtoken_target_args &a;
-    int64_t row;
-    float *kept;
-
-    __device__ float again(int64_t j) const {
-        return j < XDI_CUDA_TARGET_KEPT ? kept[j] : xdi_cuda_element(a.x.logits, row, a.ids[j]);
-    }
-    /* On every thread of the block; NaN for a row that is not finite. */
-    __device__ double log_sum_exp(float factor) const {
-        float max = -INFINITY;
-        double sum = 0.0;
-        xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 8>(
-            a.k, [&](int64_t j) { return a.ids[j]; }, [&](int64_t id) { return xdi_cuda_element(a.x.logits, row, id); },
-            [&](int64_t j, float z) {
-                max = fmaxf(max, z);
-                if (j < XDI_CUDA_TARGET_KEPT) kept[j] = z;
-            });
-        max = xdi_cuda_block_reduce(max, -INFINITY, xdi_cuda_larger());
-        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
-            sum = __dadd_rn(sum, (double)xdi_cuda_exp_of(__fsub_rn(again(j), max), factor));
-        sum = xdi_cuda_block_sum(sum);
-        return a.x.finite && !a.x.finite[row] ? (double)NAN : (double)max / a.x.temperature + log(sum);
-    }
-};
-
-template <bool FIXED>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
-    XD_DYN_SHARED(float, kept);
-    const int64_t place = (int64_t)blockIdx.x;
-    const xdi_cuda_xtoken_range range(a.x, place);
-    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.x.temperature);
-    const double inverse = 1.0 / a.x.temperature;
-    for (int64_t i = range.begin; i < range.end; i++) {
-        const xdi_cuda_target_row row = { a, a.x.rows[i], kept };
-        const double lse = row.log_sum_exp(factor);
-        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
-            xdi_cuda_cell_add<FIXED>(a.cells, place * a.k + j, __dsub_rn(__dmul_rn((double)row.again(j), inverse), lse));
-    }
-}
-
-static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    const int64_t kept = a->k < XDI_CUDA_TARGET_KEPT ? a->k : (int64_t)XDI_CUDA_TARGET_KEPT;
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    if (a->x.count == 0) return XD_OK;
-    XDI_CUDA_CELLS(a->fixed, FIXED, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK, (size_t)kept * sizeof(float)),
-                               xdi_cuda_xtoken_target_kernel<FIXED>, *a);
-    })
-}
-
-/* ---- divergence: one block per chunk; reads of its two lists, which stay in the cache ---- */
-
-/* What the lists of a chunk have in common. */
-struct xdi_cuda_divergence {
-    xdi_cuda_top student, teacher;
-    double mass;
-};
-
-struct xdi_cuda_divergence_join {
-    __device__ xdi_cuda_divergence operator()(xdi_cuda_divergence a, const xdi_cuda_divergence &b) const {
-        a.student = xdi_cuda_top_join()(a.student, b.student);
-        a.teacher = xdi_cuda_top_join()(a.teacher, b.teacher);
-        a.mass = a.mass + b.mass;
-        return a;
-    }
-};
-
-/* Of both lists. */
-struct xdi_cuda_both {
-    double q, a;
-};
-
-template <typename Use> static __device__ inline void xdi_cuda_each_pair(int64_t k, const double *q, const double *a, Use use) {
-    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
-        k, [=](int64_t j) -> xdi_cuda_both { return { q[j], a[j] }; }, xdi_cuda_same(), use);
-}
-
-/* Means of both sides in place. */
-static __device__ inline xdi_cuda_divergence xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args,
-                                                                   const xd_xtoken_chunk &c, double *q, double *a) {
-    const double student = 1.0 / c.student, teacher = 1.0 / c.teacher;
-    const xdi_cuda_top top = { -(double)INFINITY, INT64_MAX };
-    const xdi_cuda_divergence none = { top, top, 0.0 };
-    xdi_cuda_divergence mine = none;
-    xdi_cuda_each_pair(args.k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
-        const double mean = __dmul_rn(x.q, student), log_mean = __dmul_rn(x.a, teacher);
-        const xdi_cuda_divergence one = { { mean, j }, { log_mean, j }, mean };
-        q[j] = mean;
-        a[j] = log_mean;
-        mine = xdi_cuda_divergence_join()(mine, one);
-    });
-    return xdi_cuda_block_reduce(mine, none, xdi_cuda_divergence_join());
-}
-
-/* xd_xtoken_slope with the inverse of z. */
-static __device__ inline double xdi_cuda_xtoken_slope(double q, double a, double inverse, bool reverse, double *value,
-                                                      double *dot) {
-    const double r = __dmul_rn(q, inverse), shifted = __dadd_rn(r, XD_XTOKEN_EPSILON), s = log(shifted);
-    const double target = reverse ? shifted : exp(a);
-    const double ds = reverse ? target * (s - a + 1.0) : -target;
-    if (reverse || target != 0.0) *value += target * (reverse ? s - a : a - s);
-    const double slope = reverse ? s - a + 1.0 : ds / shifted;
-    *dot += slope * r;
-    return slope;
-}
-
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
-    const int64_t k = args.k, first = (int64_t)threadIdx.x;
-    xd_xtoken_chunk *c = args.chunks + blockIdx.x;
-    double *q = args.student + (int64_t)blockIdx.x * k, *a = args.teacher + (int64_t)blockIdx.x * k;
-    double value = 0.0, dot = 0.0, largest = 0.0;
-    if (!c->compared) {
-        for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) q[j] = 0.0;
-        return;
-    }
-    const xdi_cuda_divergence all = xdi_cuda_xtoken_means(args, *c, q, a);
-    const double lse = args.normalise ? xdi_cuda_block_lse(k, [&](int64_t j) { return a[j]; }) : 0.0;
-    const double z = all.mass + XD_XTOKEN_EPSILON, inverse = 1.0 / z;
-    xdi_cuda_each_pair(k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
-        q[j] = xdi_cuda_xtoken_slope(x.q, __dsub_rn(x.a, lse), inverse, args.reverse, &value, &dot);
-    });
-    value = xdi_cuda_block_sum(value);
-    dot = xdi_cuda_block_sum(dot);
-    const double factor = xd_xtoken_chunk_factor(c, value);
-    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
-        k, [=](int64_t j) { return q[j]; }, xdi_cuda_same(), [&](int64_t j, double slope) {
-            const double dy = xd_xtoken_scaled(__dmul_rn(__dsub_rn(slope, dot), inverse), factor);
-            q[j] = dy;
-            if (fabs(dy) > largest) largest = fabs(dy);
-        });
-    largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
-    if (threadIdx.x != 0) return;
-    c->value = value;
-    c->agree = all.student.at == all.teacher.at;
-    c->largest = largest;
-    c->delta = xd_xtoken_slope_delta(dot, z) * factor * c->student;
-}
-
-static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    if (a->place_count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
-                           xdi_cuda_xtoken_divergence_kernel, *a);
 }
 
 /* ---- delta: one block per row; reads the row where the matrix has entries in J ---- */
@@ -10826,28 +10754,30 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 struct xdi_cuda_delta_id {
     xdi_cuda_matrix_id id;
     double dy; /* of its first entry */
-    float z;
+    uint32_t z; /* as it lies in memory */
 };
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : 3)
+    xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
     const xdi_cuda_matrix p(a.matrix);
     const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];
     const double largest = a.chunks[place].largest, *dy = a.dy + place * a.matrix.k;
     if (largest == 0.0 || a.chunks[place].alone || p.segments == 0) return;
     const int64_t ids = p.first[p.segments];
+    const bool wide = a.x.logits.dtype == XD_DTYPE_F32;
+    const void *from = xdi_cuda_row_of(a.x.logits, row);
     xdi_cuda_xtoken_power power;
     xdi_cuda_sums<1, FIXED> mine;
     power.set(a.x.lse[row], a.x.temperature);
     xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
-        ids, [&](int64_t i) { return p.ids[i]; },
+        ids, [&](int64_t i) { return xdi_cuda_load_whole(p.ids + i); },
         [&](const xdi_cuda_matrix_id &id) -> xdi_cuda_delta_id {
-            return { id, dy[id.entry.slot], xdi_cuda_element(a.x.logits, row, id.column) };
+            return { id, dy[id.entry.slot], xdi_cuda_ask(from, wide, id.column) };
         },
         [&](int64_t, const xdi_cuda_delta_id &x) {
             const double h = xdi_cuda_matrix_back(p, x.id, x.dy, dy);
-            mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)power(x.z)));
+            mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)power(xdi_cuda_asked(x.z, wide))));
         });
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
@@ -10869,9 +10799,6 @@ static xd_result xdi_cuda_project_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_fill_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<false>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<true>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<false>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>);
 }
@@ -10881,20 +10808,249 @@ static void xdi_cuda_project_fill(xd_xtoken_kernels *kernels) {
     kernels->project_scratch = xdi_cuda_xtoken_project_scratch;
     kernels->prepare = xdi_cuda_xtoken_prepare;
     kernels->project = xdi_cuda_xtoken_project;
+    kernels->delta = xdi_cuda_xtoken_delta;
+}
+
+/* >>cuda/xtoken_divergence.cu */
+
+/* Projected losses: the teacher's sums of a tile's chunks, and divergences. kernel/cpu/xtoken.c is the reference. */
+
+/* ---- target: one block per chunk, its rows in order; the chosen logits of a row are gathered once ---- */
+
+/* A block, and what of its lists stays on the chip. */
+enum { XDI_CUDA_LISTS_TEAM = 1024, XDI_CUDA_LISTS_AHEAD = 4, XDI_CUDA_BOTH_AHEAD = 3, XDI_CUDA_LISTS_KEPT = 8 * XDI_CUDA_LISTS_TEAM };
+
+static int64_t xdi_cuda_lists_kept(int64_t k) {
+    return k < XDI_CUDA_LISTS_KEPT ? k : (int64_t)XDI_CUDA_LISTS_KEPT;
+}
+
+/* A row's chosen logits, of which the first stay on the chip. A thread reads only what it has written. */
+struct xdi_cuda_target_row {
+    const xd_xtoken_target_args &a;
+    int64_t row;
+    float *kept;
+
+    __device__ float again(int64_t j) const {
+        return j < XDI_CUDA_LISTS_KEPT ? kept[j] : xdi_cuda_element(a.x.logits, row, a.ids[j]);
+    }
+    /* On every thread of the block; NaN for a row that is not finite. */
+    __device__ double log_sum_exp(float factor) const {
+        const bool wide = a.x.logits.dtype == XD_DTYPE_F32;
+        const void *from = xdi_cuda_row_of(a.x.logits, row);
+        const int finite = a.x.finite ? (int)a.x.finite[row] : 1;
+        float max = -INFINITY;
+        double sum = 0.0;
+        xdi_cuda_each_ahead<XDI_CUDA_LISTS_TEAM, XDI_CUDA_LISTS_AHEAD>(
+            a.k, [&](int64_t j) { return a.ids[j]; }, [&](int64_t id) { return xdi_cuda_ask(from, wide, id); },
+            [&](int64_t j, uint32_t asked) {
+                const float z = xdi_cuda_asked(asked, wide);
+                max = fmaxf(max, z);
+                if (j < XDI_CUDA_LISTS_KEPT) kept[j] = z;
+            });
+        max = xdi_cuda_block_reduce(max, -INFINITY, xdi_cuda_larger());
+        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_LISTS_TEAM)
+            sum = __dadd_rn(sum, (double)xdi_cuda_exp_of(__fsub_rn(again(j), max), factor));
+        sum = xdi_cuda_block_sum(sum);
+        return !finite ? (double)NAN : (double)max / a.x.temperature + log(sum);
+    }
+};
+
+/* Adds to a thread's cells of a row, all of which have been asked for before the first is written. */
+static __device__ inline void xdi_cuda_target_add(const xdi_cuda_target_row &row, double *cells, double inverse, double lse) {
+    xdi_cuda_each_ahead<XDI_CUDA_LISTS_TEAM, XDI_CUDA_LISTS_AHEAD>(
+        row.a.k, [=](int64_t j) { return cells[j]; }, xdi_cuda_same(), [&](int64_t j, double before) {
+            cells[j] = __dadd_rn(before, __dsub_rn(__dmul_rn((double)row.again(j), inverse), lse));
+        });
+}
+
+static __device__ inline void xdi_cuda_target_put(const xdi_cuda_target_row &row, double *cells, double inverse, double lse) {
+    for (int64_t j = (int64_t)threadIdx.x; j < row.a.k; j += XDI_CUDA_LISTS_TEAM)
+        xdi_cuda_cell_add<true>(cells, j, __dsub_rn(__dmul_rn((double)row.again(j), inverse), lse));
+}
+
+template <bool FIXED>
+static __global__ void __launch_bounds__(XDI_CUDA_LISTS_TEAM)
+    xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
+    XD_DYN_SHARED(float, kept);
+    const int64_t place = (int64_t)blockIdx.x;
+    const xdi_cuda_xtoken_range range(a.x, place);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.x.temperature);
+    const double inverse = 1.0 / a.x.temperature;
+    double *cells = a.cells + place * a.k * (FIXED ? 2 : 1);
+    for (int64_t i = range.begin; i < range.end; i++) {
+        const xdi_cuda_target_row row = { a, a.x.rows[i], kept };
+        const double lse = row.log_sum_exp(factor);
+        if (FIXED)
+            xdi_cuda_target_put(row, cells, inverse, lse);
+        else
+            xdi_cuda_target_add(row, cells, inverse, lse);
+    }
+}
+
+static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+    const size_t bytes = (size_t)xdi_cuda_lists_kept(a->k) * sizeof(float);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->x.count == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_LISTS_TEAM, bytes),
+                               xdi_cuda_xtoken_target_kernel<FIXED>, *a);
+    })
+}
+
+/* ---- divergence: one block per chunk; its two lists are read once ---- */
+
+/* What the lists of a chunk have in common. */
+struct xdi_cuda_divergence {
+    xdi_cuda_top student, teacher;
+    double mass;
+};
+
+struct xdi_cuda_divergence_join {
+    __device__ xdi_cuda_divergence operator()(xdi_cuda_divergence a, const xdi_cuda_divergence &b) const {
+        a.student = xdi_cuda_top_join()(a.student, b.student);
+        a.teacher = xdi_cuda_top_join()(a.teacher, b.teacher);
+        a.mass = a.mass + b.mass;
+        return a;
+    }
+};
+
+/* Of both lists. */
+struct alignas(16) xdi_cuda_both {
+    double q, a;
+};
+
+struct xdi_cuda_both_add {
+    __device__ xdi_cuda_both operator()(const xdi_cuda_both &x, const xdi_cuda_both &y) const {
+        return { x.q + y.q, x.a + y.a };
+    }
+};
+
+/* The lists of a chunk, of which the first entries are on the chip once they have been read. A thread reads only what it has
+ * written. */
+struct xdi_cuda_both_lists {
+    double *q, *a;
+    xdi_cuda_both *kept;
+    int64_t k;
+
+    /* The means of both sides. */
+    __device__ xdi_cuda_divergence read(double student, double teacher) const {
+        const xdi_cuda_top top = { -(double)INFINITY, INT64_MAX };
+        xdi_cuda_divergence mine = { top, top, 0.0 };
+        xdi_cuda_each_ahead<XDI_CUDA_LISTS_TEAM, XDI_CUDA_BOTH_AHEAD>(
+            k, [&](int64_t j) -> xdi_cuda_both { return { q[j], a[j] }; }, xdi_cuda_same(),
+            [&](int64_t j, const xdi_cuda_both &x) {
+                const double mean = __dmul_rn(x.q, student), log_mean = __dmul_rn(x.a, teacher);
+                const xdi_cuda_divergence one = { { mean, j }, { log_mean, j }, mean };
+                put(j, { mean, log_mean });
+                mine = xdi_cuda_divergence_join()(mine, one);
+            });
+        return mine;
+    }
+    __device__ void put(int64_t j, const xdi_cuda_both &x) const {
+        if (j < XDI_CUDA_LISTS_KEPT)
+            kept[j] = x;
+        else
+            q[j] = x.q, a[j] = x.a;
+    }
+    __device__ xdi_cuda_both at(int64_t j) const {
+        if (j < XDI_CUDA_LISTS_KEPT) return kept[j];
+        return { q[j], a[j] };
+    }
+    template <typename Use> __device__ void each(Use use) const {
+        XD_UNROLL_N(1)
+        for (int64_t j = (int64_t)threadIdx.x; j < k; j += XDI_CUDA_LISTS_TEAM) use(j, at(j));
+    }
+};
+
+/* xd_xtoken_slope with the inverse of z. sums: the value and sum of slope r. */
+static __device__ inline double xdi_cuda_xtoken_slope(double q, double a, double inverse, bool reverse, xdi_cuda_both *sums) {
+    const double r = __dmul_rn(q, inverse), shifted = __dadd_rn(r, XD_XTOKEN_EPSILON), s = log(shifted);
+    const double target = reverse ? shifted : exp(a);
+    const double ds = reverse ? target * (s - a + 1.0) : -target;
+    if (reverse || target != 0.0) sums->q += target * (reverse ? s - a : a - s);
+    const double slope = reverse ? s - a + 1.0 : ds / shifted;
+    sums->a += slope * r;
+    return slope;
+}
+
+/* ln sum e^a, of which the largest is known. */
+static __device__ inline double xdi_cuda_divergence_lse(const xdi_cuda_both_lists &lists, double max) {
+    double sum = 0.0;
+    lists.each([&](int64_t, const xdi_cuda_both &x) { sum += (double)expf((float)__dsub_rn(x.a, max)); });
+    return max + log(xdi_cuda_block_sum(sum));
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_LISTS_TEAM)
+    xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
+    XD_DYN_SHARED(xdi_cuda_both, kept);
+    const int64_t k = args.k, start = (int64_t)blockIdx.x * k;
+    const xdi_cuda_both_lists lists = { args.student + start, args.teacher + start, kept, k };
+    const xdi_cuda_top top = { -(double)INFINITY, INT64_MAX };
+    const xdi_cuda_both zero = { 0.0, 0.0 };
+    xd_xtoken_chunk *c = args.chunks + blockIdx.x;
+    xdi_cuda_both sums = zero;
+    double largest = 0.0;
+    if (!c->compared) {
+        for (int64_t j = (int64_t)threadIdx.x; j < k; j += XDI_CUDA_LISTS_TEAM) lists.q[j] = 0.0;
+        return;
+    }
+    const xdi_cuda_divergence mine = lists.read(1.0 / c->student, 1.0 / c->teacher), none = { top, top, 0.0 };
+    const xdi_cuda_divergence all = xdi_cuda_block_reduce(mine, none, xdi_cuda_divergence_join());
+    const double lse = args.normalise ? xdi_cuda_divergence_lse(lists, all.teacher.value) : 0.0;
+    const double z = all.mass + XD_XTOKEN_EPSILON, inverse = 1.0 / z;
+    lists.each([&](int64_t j, const xdi_cuda_both &x) {
+        const double slope = xdi_cuda_xtoken_slope(x.q, __dsub_rn(x.a, lse), inverse, args.reverse, &sums);
+        lists.put(j, { slope, x.a });
+    });
+    sums = xdi_cuda_block_reduce(sums, zero, xdi_cuda_both_add());
+    const double factor = xd_xtoken_chunk_factor(c, sums.q);
+    lists.each([&](int64_t j, const xdi_cuda_both &x) {
+        const double dy = xd_xtoken_scaled(__dmul_rn(__dsub_rn(x.q, sums.a), inverse), factor);
+        lists.q[j] = dy;
+        if (fabs(dy) > largest) largest = fabs(dy);
+    });
+    largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
+    if (threadIdx.x != 0) return;
+    c->value = sums.q;
+    c->agree = all.student.at == all.teacher.at;
+    c->largest = largest;
+    c->delta = xd_xtoken_slope_delta(sums.a, z) * factor * c->student;
+}
+
+static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
+    const size_t bytes = (size_t)xdi_cuda_lists_kept(a->k) * sizeof(xdi_cuda_both);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->place_count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_LISTS_TEAM, bytes),
+                           xdi_cuda_xtoken_divergence_kernel, *a);
+}
+
+static xd_result xdi_cuda_divergence_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<false>));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_xtoken_divergence_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)(XDI_CUDA_LISTS_KEPT * sizeof(xdi_cuda_both))));
+    return xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel);
+}
+
+static void xdi_cuda_divergence_fill(xd_xtoken_kernels *kernels) {
     kernels->target = xdi_cuda_xtoken_target;
     kernels->divergence = xdi_cuda_xtoken_divergence;
-    kernels->delta = xdi_cuda_xtoken_delta;
 }
 
 /* >>cuda/xtoken_gradient.cu */
 
-/* Gradients of losses across tokenizers. A block works on a part of the columns of a chunk's rows: what depends on the chunk alone is
- * formed once for all of them. Reads the logits, and the gradient of a row that was written before; writes once. */
+/* Gradients of losses across tokenizers. A warp works on a span of the columns of a chunk's rows after the other, without a barrier
+ * of its block: what depends on the chunk alone is formed once for all rows. Reads the logits, and the gradient of a row that was
+ * written before; writes once. */
 
 enum {
-    XDI_CUDA_GRADE_LINES = 8,                                      /* rows at a time */
-    XDI_CUDA_GRADE_SPAN = 2 * XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK, /* columns at a time: two loads a thread */
-    XDI_CUDA_GRADE_SPANS = 16                                      /* of a block */
+    XDI_CUDA_GRADE_LINES = 8, /* rows at a time */
+    XDI_CUDA_GRADE_TEAM = 128,
+    XDI_CUDA_GRADE_WARPS = XDI_CUDA_GRADE_TEAM / XDI_CUDA_WARP,
+    XDI_CUDA_GRADE_SPANS = 8 /* of a warp */
 };
 
 /* What a column's derivative comes from. */
@@ -10919,12 +11075,24 @@ struct xdi_cuda_grade {
     int64_t parts;                 /* blocks of a chunk */
 };
 
-/* What the elements of a row have in common. */
+/* What the elements of a row have in common; no gaps, as they are copied whole. */
+struct xdi_cuda_grade_hard {
+    xdi_cuda_xtoken_power one; /* at the temperature 1 */
+    float ce;
+    int32_t label;
+};
+
 struct xdi_cuda_grade_line {
-    xdi_cuda_xtoken_power power, one; /* at the temperature, and at 1 */
-    float delta, ce;
-    int64_t row, label;
-    int add, soft; /* flags; lines have no gaps, as they are copied whole */
+    xdi_cuda_xtoken_power power; /* at the temperature */
+    float delta;
+    int64_t row;
+    int32_t add, soft; /* flags */
+};
+
+struct xdi_cuda_grade_lines {
+    xdi_cuda_grade_line line;
+    xdi_cuda_grade_hard hard;
+    int32_t unused;
 };
 
 /* A row of the call, or of the logits. */
@@ -10933,33 +11101,38 @@ static __device__ inline int64_t xdi_cuda_grade_row(const xdi_cuda_grade &f, int
 }
 
 static __device__ inline void xdi_cuda_grade_begin(const xdi_cuda_grade &f, int64_t i, double per_delta,
-                                                   xdi_cuda_grade_line *w) {
+                                                   xdi_cuda_grade_lines *w) {
     const xd_xtoken_rows &x = f.to.x;
     const double delta = f.delta ? f.delta[i] : 0.0;
+    const int64_t row = xdi_cuda_grade_row(f, i);
     double ce = 0.0;
-    *w = xdi_cuda_grade_line();
-    w->row = xdi_cuda_grade_row(f, i);
-    w->add = f.to.written[w->row] != 0;
-    if (!w->add && f.to.ce_factor) ce = f.to.ce_factor[w->row] * f.to.ce_weight;
+    *w = xdi_cuda_grade_lines();
+    w->line.row = row;
+    w->line.add = f.to.written[row] != 0;
+    if (!w->line.add && f.to.ce_factor) ce = f.to.ce_factor[row] * f.to.ce_weight;
     if (f.slopes) ce -= f.slopes[i];
-    w->ce = (float)ce;
-    w->delta = (float)(delta * per_delta);
-    w->soft = f.dy || delta != 0.0;
-    w->label = ce != 0.0 ? xd_id_at(f.to.labels, w->row) - x.first : -1;
-    if (ce != 0.0) w->one.set(f.to.lse_one[w->row], 1.0);
-    if (w->soft) w->power.set(x.lse[w->row], x.temperature);
+    w->hard.ce = (float)ce;
+    w->line.delta = (float)(delta * per_delta);
+    w->line.soft = f.dy || delta != 0.0;
+    const int64_t label = ce != 0.0 ? xd_id_at(f.to.labels, row) - x.first : -1;
+    w->hard.label = label >= 0 && label < x.columns ? (int32_t)label : -1;
+    if (ce != 0.0) w->hard.one.set(f.to.lse_one[row], 1.0);
+    if (w->line.soft) w->line.power.set(x.lse[row], x.temperature);
 }
 
 /* Adds the cross entropy. */
-static __device__ inline void xdi_cuda_grade_hard(const xdi_cuda_grade_line &w, int64_t c, const xdi_cuda_eight &z,
-                                                  xdi_cuda_eight *out) {
+static __device__ inline void xdi_cuda_grade_add_hard(const xdi_cuda_grade_hard &hard, int c, const xdi_cuda_eight &z,
+                                                      xdi_cuda_eight *out) {
+    const float ce = hard.ce;
+    const xdi_cuda_xtoken_power one = hard.one;
+    const int label = hard.label - c;
+    if (ce == 0.0f) return;
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_EIGHT; i++) out->at[i] = __fmaf_rn(w.ce, w.one(z.at[i]), out->at[i]);
-    if ((uint64_t)(w.label - c) >= XDI_CUDA_EIGHT) return;
-    const int label = (int)(w.label - c);
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) out->at[i] = __fmaf_rn(ce, one(z.at[i]), out->at[i]);
+    if (hard.label < 0 || (unsigned)label >= XDI_CUDA_EIGHT) return;
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-        if (i == label) out->at[i] = __fsub_rn(out->at[i], w.ce);
+        if (i == label) out->at[i] = __fsub_rn(out->at[i], ce);
 }
 
 /* Adds the part of the divergence. slopes: M dy / temperature, or u. */
@@ -10976,23 +11149,29 @@ static __device__ inline void xdi_cuda_grade_soft(const xdi_cuda_grade_line &w, 
     }
 }
 
-/* M dy / temperature of the columns [begin, begin + XDI_CUDA_GRADE_SPAN), by the whole block. */
-static __device__ inline void xdi_cuda_grade_slopes(const xdi_cuda_grade &f, int64_t begin, const double *dy, float *slopes) {
-    enum { SEGMENTS = XDI_CUDA_GRADE_SPAN / XDI_CUDA_MATRIX_SEGMENT };
-    static_assert((int)XDI_CUDA_GRADE_SPAN % (int)XDI_CUDA_MATRIX_SEGMENT == 0, "whole segments");
+struct xdi_cuda_grade_asked {
+    xdi_cuda_matrix_id id;
+    double dy;
+};
+
+/* M dy / temperature of a segment's columns, by a warp. first, end: its ids. */
+static __device__ inline void xdi_cuda_grade_slopes(const xdi_cuda_grade &f, int begin, int first, int end, const double *dy,
+                                                    xdi_cuda_pack<float> *packs) {
     const xdi_cuda_matrix &m = f.matrix;
-    const int64_t segment = begin / XDI_CUDA_MATRIX_SEGMENT, last = segment + SEGMENTS;
     const double inverse = 1.0 / f.to.x.temperature;
-    for (int i = (int)threadIdx.x; i < XDI_CUDA_GRADE_SPAN; i += XDI_CUDA_TEAM_BLOCK) slopes[i] = 0.0f;
-    __syncthreads();
-    if (segment < m.segments) {
-        const int64_t end = m.first[last < m.segments ? last : m.segments];
-        for (int64_t i = m.first[segment] + (int64_t)threadIdx.x; i < end; i += XDI_CUDA_TEAM_BLOCK) {
-            const xdi_cuda_matrix_id id = m.ids[i];
-            slopes[id.column - begin] = (float)__dmul_rn(xdi_cuda_matrix_back(m, id, dy[id.entry.slot], dy), inverse);
-        }
-    }
-    __syncthreads();
+    const xdi_cuda_pack<float> zero = {};
+    float *slopes = packs[0].at;
+    __syncwarp(); /* the slopes before are no longer read */
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_MATRIX_SEGMENT / 4; i += XDI_CUDA_WARP) packs[i + (int)(threadIdx.x % XDI_CUDA_WARP)] = zero;
+    __syncwarp();
+    xdi_cuda_each_ahead<XDI_CUDA_WARP, 3>(
+        end - first, [&](int64_t i) { return xdi_cuda_load_whole(m.ids + first + i); },
+        [&](const xdi_cuda_matrix_id &id) -> xdi_cuda_grade_asked { return { id, dy[id.entry.slot] }; },
+        [&](int64_t, const xdi_cuda_grade_asked &x) {
+            slopes[x.id.column - begin] = (float)__dmul_rn(xdi_cuda_matrix_back(m, x.id, x.dy, dy), inverse);
+        });
+    __syncwarp();
 }
 
 /* What lies beyond the columns is 0. */
@@ -11002,37 +11181,86 @@ static __device__ inline void xdi_cuda_grade_trim(int count, xdi_cuda_eight *out
         if (i >= count) out->at[i] = 0.0f;
 }
 
-/* Two eights of each row. */
-template <int KIND>
-static __device__ inline void xdi_cuda_grade_span(const xdi_cuda_grade &f, const xdi_cuda_grade_line *lines, int count,
-                                                  int64_t place, int64_t begin, float scale, const float *slopes) {
-    const int64_t columns = f.to.x.columns;
-    for (int r = 0; r < count; r++) {
-        const xdi_cuda_grade_line w = lines[r]; /* in registers: what is stored might be it */
-        const int64_t end = w.add ? columns : f.to.rows.cols;
-        xdi_cuda_eight z[2], slope[2];
-        XD_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int64_t c = begin + XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK);
-            z[half] = slope[half] = {};
-            if (KIND == XDI_CUDA_GRADE_MEANS && c < columns)
-                slope[half] = xdi_cuda_read(f.u + place * columns, c, columns);
-            if (c < columns) z[half] = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
-        }
-        XD_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int64_t at = XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK), c = begin + at;
-            xdi_cuda_eight out = {};
-            if (c >= end) continue;
-            if (w.add) out = xdi_cuda_read_any(f.to.rows, w.row, c, end);
-            if (w.ce != 0.0f) xdi_cuda_grade_hard(w, c, z[half], &out);
-            if (KIND == XDI_CUDA_GRADE_MATRIX) slope[half] = xdi_cuda_read_whole(slopes + at);
-            if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slope[half], scale, z[half], &out);
-            if (c + XDI_CUDA_EIGHT > columns) xdi_cuda_grade_trim((int)(columns > c ? columns - c : 0), &out);
-            xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
+/* What a warp has of a place's rows. T: the type of the logits. */
+template <int KIND, typename T> struct xdi_cuda_grade_walk {
+    /* Eights of a lane, of which so many are on their way at once. */
+    enum { EIGHTS = 4, AHEAD = KIND == XDI_CUDA_GRADE_NONE ? 2 : 1, SPAN = EIGHTS * XDI_CUDA_EIGHT * XDI_CUDA_WARP };
+    const xdi_cuda_grade &f;
+    const float *u; /* of the place */
+    const double *dy;
+    float scale;
+    xdi_cuda_pack<float> *packs; /* [SPAN / 4] slopes */
+
+    /* What is on its way of eight columns. Nothing waits for it before the logits are widened. */
+    struct coming {
+        xdi_cuda_raw<T> logits;
+        xdi_cuda_raw<float> u;
+    };
+
+    __device__ int column(int begin, int e) const {
+        return begin + XDI_CUDA_EIGHT * (e * XDI_CUDA_WARP + (int)(threadIdx.x % XDI_CUDA_WARP));
+    }
+    __device__ int columns() const {
+        return (int)f.to.x.columns;
+    }
+    __device__ bool is_whole(const void *row, int c) const {
+        return xdi_cuda_is_aligned16(row) && c + XDI_CUDA_EIGHT <= columns();
+    }
+    __device__ void ask(const T *row, int c, coming *one) const {
+        if (is_whole(row, c)) one->logits.load(row + c);
+        if (KIND == XDI_CUDA_GRADE_MEANS && is_whole(u, c)) one->u.load(u + c);
+    }
+    template <typename X> __device__ xdi_cuda_eight take(const X *row, const xdi_cuda_raw<X> &raw, int c) const {
+        if (is_whole(row, c)) return raw.widened();
+        return c < columns() ? xdi_cuda_read(row, c, columns()) : xdi_cuda_eight();
+    }
+    /* to: the row of the gradient. */
+    __device__ void write(const xdi_cuda_grade_line &w, const xdi_cuda_grade_hard &hard, void *to, int c, const xdi_cuda_eight &z,
+                          const xdi_cuda_eight &slopes) const {
+        const int end = w.add ? columns() : (int)f.to.rows.cols;
+        const bool wide = f.to.rows.dtype == XD_DTYPE_F32;
+        float *floats = static_cast<float *>(to);
+        xdi_cuda_bf16 *halves = static_cast<xdi_cuda_bf16 *>(to);
+        xdi_cuda_eight out = {};
+        if (c >= end) return;
+        if (w.add) out = wide ? xdi_cuda_read(floats, c, end) : xdi_cuda_read(halves, c, end);
+        xdi_cuda_grade_add_hard(hard, c, z, &out);
+        if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slopes, scale, z, &out);
+        if (c + XDI_CUDA_EIGHT > columns()) xdi_cuda_grade_trim(columns() > c ? columns() - c : 0, &out);
+        if (wide)
+            xdi_cuda_write(floats, c, end, out);
+        else
+            xdi_cuda_write(halves, c, end, out);
+    }
+    /* The span's columns from `begin` on. first, end: the ids of a segment. */
+    __device__ void span(const xdi_cuda_grade_lines *lines, int count, int begin, int first, int end) const {
+        XD_UNROLL_N(1)
+        for (int r = 0; r < count; r++) {
+            const T *row = xdi_cuda_row<T>(f.to.x.logits, lines[r].line.row);
+            coming next[AHEAD];
+            XD_UNROLL
+            for (int e = 0; e < AHEAD; e++) {
+                next[e] = {};
+                ask(row, column(begin, e), &next[e]);
+            }
+            if (KIND == XDI_CUDA_GRADE_MATRIX && r == 0) xdi_cuda_grade_slopes(f, begin, first, end, dy, packs);
+            const xdi_cuda_grade_line w = lines[r].line; /* in registers: what is stored might be it */
+            void *to = const_cast<void *>(xdi_cuda_row_of(f.to.rows, w.row));
+            XD_UNROLL_N(1)
+            for (int e = 0; e < EIGHTS; e++) { /* once in the code: what is on its way moves up */
+                const int c = column(begin, e);
+                const coming now = next[0];
+                XD_UNROLL
+                for (int i = 1; i < AHEAD; i++) next[i - 1] = next[i];
+                if (e + AHEAD < EIGHTS) ask(row, column(begin, e + AHEAD), &next[AHEAD - 1]);
+                xdi_cuda_eight slope = {};
+                if (KIND == XDI_CUDA_GRADE_MATRIX) slope = xdi_cuda_read_whole(packs[0].at + (c - begin));
+                if (KIND == XDI_CUDA_GRADE_MEANS) slope = take(u, now.u, c);
+                write(w, lines[r].hard, to, c, take(row, now.logits, c), slope);
+            }
         }
     }
-}
+};
 
 /* The rows of a block: those of a chunk, all, or one. */
 static __device__ inline xdi_cuda_xtoken_range xdi_cuda_grade_rows(const xdi_cuda_grade &f, int64_t place) {
@@ -11040,30 +11268,42 @@ static __device__ inline xdi_cuda_xtoken_range xdi_cuda_grade_rows(const xdi_cud
     return xdi_cuda_xtoken_range(place, place + 1);
 }
 
-template <int KIND>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, KIND == XDI_CUDA_GRADE_MEANS ? 2 : 3) xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
-    XD_SHARED(xdi_cuda_grade_line, lines, [XDI_CUDA_GRADE_LINES]);
-    XD_SHARED(xdi_cuda_pack<float>, packs, [KIND == XDI_CUDA_GRADE_MATRIX ? XDI_CUDA_GRADE_SPAN / 4 : 1]);
-    const int64_t place = (int64_t)blockIdx.x / f.parts, part = (int64_t)blockIdx.x % f.parts;
+/* Every warp forms the lines for itself. */
+template <int KIND, typename T>
+static __global__ void __launch_bounds__(XDI_CUDA_GRADE_TEAM, sizeof(T) == 2 ? 5 : 4)
+    xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
+    typedef xdi_cuda_grade_walk<KIND, T> walk_type;
+    enum { PACKS = KIND == XDI_CUDA_GRADE_MATRIX ? (int)walk_type::SPAN / 4 : 1 };
+    static_assert(KIND != XDI_CUDA_GRADE_MATRIX || (int)walk_type::SPAN == (int)XDI_CUDA_MATRIX_SEGMENT, "a segment a span");
+    XD_SHARED(xdi_cuda_grade_lines, all_lines, [XDI_CUDA_GRADE_WARPS * XDI_CUDA_GRADE_LINES]);
+    XD_SHARED(xdi_cuda_pack<float>, packs, [XDI_CUDA_GRADE_WARPS * PACKS]);
+    const int64_t place = (int64_t)blockIdx.x / f.parts, part = (int64_t)blockIdx.x - place * f.parts;
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
     const xdi_cuda_xtoken_range rows = xdi_cuda_grade_rows(f, place);
     const xd_xtoken_chunk *chunk = f.chunks ? f.chunks + (f.one_chunk ? 0 : place) : NULL;
-    float *slopes = packs[0].at;
+    const int64_t begin = part * (XDI_CUDA_GRADE_SPANS * XDI_CUDA_GRADE_WARPS) + warp;
+    const int64_t own = begin + lane * XDI_CUDA_GRADE_WARPS; /* the span whose ids the lane knows */
+    xdi_cuda_grade_lines *lines = all_lines + warp * XDI_CUDA_GRADE_LINES;
+    int first = 0, end = 0;
     if (chunk && chunk->largest == 0.0) return; /* the whole block returns */
     if (f.rest && f.to.written[place]) return;  /* as here */
+    if (KIND == XDI_CUDA_GRADE_MATRIX && lane < XDI_CUDA_GRADE_SPANS && own < f.matrix.segments)
+        first = f.matrix.first[own], end = f.matrix.first[own + 1];
     const float scale = (float)(f.by_factor ? f.scale * chunk->factor : f.scale);
     const double per_delta = KIND == XDI_CUDA_GRADE_MATRIX ? 1.0 / f.to.x.temperature : 1.0;
-    for (int64_t first = rows.begin; first < rows.end; first += XDI_CUDA_GRADE_LINES) {
-        const int64_t left = rows.end - first;
-        const int count = left < XDI_CUDA_GRADE_LINES ? (int)left : (int)XDI_CUDA_GRADE_LINES;
-        __syncthreads(); /* the lines before are no longer read */
-        if ((int)threadIdx.x < count) xdi_cuda_grade_begin(f, first + (int64_t)threadIdx.x, per_delta, &lines[threadIdx.x]);
-        __syncthreads();
-        for (int64_t s = part * XDI_CUDA_GRADE_SPANS; s < (part + 1) * XDI_CUDA_GRADE_SPANS; s++) {
-            const int64_t begin = s * XDI_CUDA_GRADE_SPAN;
-            if (begin >= f.to.rows.cols) break;
-            if (KIND == XDI_CUDA_GRADE_MATRIX) xdi_cuda_grade_slopes(f, begin, f.dy + place * f.k, slopes);
-            xdi_cuda_grade_span<KIND>(f, lines, count, f.one_chunk ? 0 : place, begin, scale, slopes);
-            if (KIND == XDI_CUDA_GRADE_MATRIX) __syncthreads(); /* the slopes are no longer read */
+    const float *u = KIND == XDI_CUDA_GRADE_MEANS ? f.u + (f.one_chunk ? 0 : place) * f.to.x.columns : NULL;
+    const double *dy = KIND == XDI_CUDA_GRADE_MATRIX ? f.dy + place * f.k : NULL;
+    const walk_type walk = { f, u, dy, scale, packs + warp * PACKS };
+    for (int64_t r = rows.begin; r < rows.end; r += XDI_CUDA_GRADE_LINES) {
+        const int count = rows.end - r < XDI_CUDA_GRADE_LINES ? (int)(rows.end - r) : (int)XDI_CUDA_GRADE_LINES;
+        __syncwarp(); /* the lines before are no longer read */
+        if (lane < count) xdi_cuda_grade_begin(f, r + lane, per_delta, &lines[lane]);
+        __syncwarp();
+        XD_UNROLL_N(1)
+        for (int s = 0; s < XDI_CUDA_GRADE_SPANS; s++) {
+            const int64_t at = (begin + s * XDI_CUDA_GRADE_WARPS) * walk_type::SPAN;
+            if (at >= f.to.rows.cols) break;
+            walk.span(lines, count, (int)at, __shfl_sync(0xffffffffu, first, s), __shfl_sync(0xffffffffu, end, s));
         }
     }
 }
@@ -11079,12 +11319,16 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_grade_mark_kernel(const __grid_c
 /* chunks: those of the call, or its rows where they are worked on one by one. */
 template <int KIND>
 static xd_result xdi_cuda_grade_run(const xd_launch *launch, xdi_cuda_grade f, int64_t chunks, int64_t rows) {
-    const int64_t most = XDI_CUDA_GRADE_SPAN * XDI_CUDA_GRADE_SPANS;
+    const int64_t most = (int64_t)xdi_cuda_grade_walk<KIND, float>::SPAN * XDI_CUDA_GRADE_WARPS * XDI_CUDA_GRADE_SPANS;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     f.parts = (f.to.rows.cols + most - 1) / most;
     if (rows == 0 || f.parts == 0) return XD_OK;
-    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(chunks * f.parts, XDI_CUDA_TEAM_BLOCK), xdi_cuda_grade_kernel<KIND>, f));
+    XDI_CUDA_LOGITS(f.to.x.logits.dtype, T, {
+        const xdi_cuda_grid grid = xdi_cuda_grid_of(chunks * f.parts, XDI_CUDA_GRADE_TEAM);
+        const auto kernel = xdi_cuda_grade_kernel<KIND, T>; /* its comma is none of the macro's */
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, kernel, f));
+    })
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(rows), xdi_cuda_grade_mark_kernel, f, rows);
 }
 
@@ -11244,10 +11488,15 @@ static int64_t xdi_cuda_xtoken_pick_scratch(int64_t) {
     return 0;
 }
 
+template <int KIND> static xd_result xdi_cuda_grade_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<KIND, float>));
+    return xdi_cuda_load(ctx, xdi_cuda_grade_kernel<KIND, xdi_cuda_bf16>);
+}
+
 static xd_result xdi_cuda_gradient_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<XDI_CUDA_GRADE_NONE>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<XDI_CUDA_GRADE_MATRIX>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<XDI_CUDA_GRADE_MEANS>));
+    XD_TRY(xdi_cuda_grade_load<XDI_CUDA_GRADE_NONE>(ctx));
+    XD_TRY(xdi_cuda_grade_load<XDI_CUDA_GRADE_MATRIX>(ctx));
+    XD_TRY(xdi_cuda_grade_load<XDI_CUDA_GRADE_MEANS>(ctx));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_mark_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel);
 }
@@ -11608,7 +11857,7 @@ static void xdi_cuda_gold_fill(xd_xtoken_kernels *kernels) {
  * bits of xtoken_gold.cu, which works on the chunks that several ranks share. */
 
 enum {
-    XDI_CUDA_PAIR_EIGHTS = 4, /* of a thread */
+    XDI_CUDA_PAIR_EIGHTS = 8, /* of a thread */
     XDI_CUDA_PAIR_COLUMNS = XDI_CUDA_PAIR_EIGHTS * XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK
 };
 
@@ -11760,29 +12009,30 @@ template <> struct xdi_cuda_gold_means<false> {
     __device__ bool half() const {
         return x.logits.dtype == XD_DTYPE_BF16;
     }
-    /* A logit of the first row as it lies in memory, so that nothing waits for it, and then the sum over all rows. */
-    __device__ uint32_t ask(int64_t v) const {
-        return half() ? (uint32_t)static_cast<const uint16_t *>(start)[v] : static_cast<const uint32_t *>(start)[v];
-    }
-    __device__ float sum(uint32_t asked, int64_t v) const {
-        float all = xd_float_of_bits(half() ? asked << 16 : asked);
-        for (int64_t i = rows.begin + 1; i < rows.end; i++) all = __fadd_rn(all, xdi_cuda_element(x.logits, x.rows[i], v));
-        return all;
-    }
     __device__ float of_sum(float all) const {
-        return __fsub_rn(__fmul_rn(__fsub_rn(all, base), factor), rest);
+        return __fmaf_rn(__fsub_rn(all, base), factor, -rest);
     }
-    /* Of the ids that are not negative. */
+    /* Of the ids that are not negative; the others get any number. */
     __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], float (&means)[XDI_CUDA_EIGHT]) const {
+        const bool wide = !half();
         uint32_t asked[XDI_CUDA_EIGHT];
         XD_UNROLL
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) asked[j] = ids[j] < 0 ? 0 : ask(ids[j]);
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) asked[j] = xdi_cuda_ask(start, wide, ids[j] < 0 ? 0 : ids[j]);
         XD_UNROLL
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0f : of_sum(sum(asked[j], ids[j]));
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = xdi_cuda_asked(asked[j], wide);
+        XD_UNROLL_N(1)
+        for (int64_t i = rows.begin + 1; i < rows.end; i++) {
+            const void *more = xdi_cuda_row_of(x.logits, x.rows[i]);
+            XD_UNROLL
+            for (int j = 0; j < XDI_CUDA_EIGHT; j++) asked[j] = xdi_cuda_ask(more, wide, ids[j] < 0 ? 0 : ids[j]);
+            XD_UNROLL
+            for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = __fadd_rn(means[j], xdi_cuda_asked(asked[j], wide));
+        }
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = of_sum(means[j]);
     }
-    /* Eight columns; what lies beyond them is of no use. */
-    __device__ void eight(int64_t c, float (&means)[XDI_CUDA_EIGHT]) const {
-        xdi_cuda_eight all = xdi_cuda_read_any(x.logits, row, c, x.columns);
+    /* Of eight columns, whose logits of the first row are given; what lies beyond the columns is of no use. */
+    __device__ void finish(int64_t c, xdi_cuda_eight all, float (&means)[XDI_CUDA_EIGHT]) const {
         for (int64_t i = rows.begin + 1; i < rows.end; i++) {
             const xdi_cuda_eight more = xdi_cuda_read_any(x.logits, x.rows[i], c, x.columns);
             XD_UNROLL
@@ -11790,9 +12040,6 @@ template <> struct xdi_cuda_gold_means<false> {
         }
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = of_sum(all.at[j]);
-    }
-    __device__ float key(uint32_t asked, int64_t v) const {
-        return sum(asked, v);
     }
     __device__ double probability(int64_t, float key) const {
         return (double)xdi_cuda_power(__fmul_rn(of_sum(key), (float)XDI_CUDA_LOG2E));
@@ -11817,18 +12064,6 @@ template <> struct xdi_cuda_gold_means<true> {
         }
         return xd_cell_read(cell);
     }
-    __device__ void eight(int64_t c, double (&means)[XDI_CUDA_EIGHT]) const {
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = c + j < x.columns ? (*this)(c + j) : 0.0;
-    }
-    __device__ uint32_t ask(int64_t) const {
-        return 0;
-    }
-    __device__ float key(uint32_t, int64_t v) const {
-        return (float)(*this)(v);
-    }
-    __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], double (&means)[XDI_CUDA_EIGHT]) const {
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0 : (*this)(ids[j]);
-    }
     __device__ double probability(int64_t v, float) const {
         return exp((*this)(v));
     }
@@ -11846,34 +12081,6 @@ static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_teacher(const 
 
 /* ---- pairs: a block has a part of the columns of a chunk ---- */
 
-/* The most probable column that a thread has seen; the lowest among equals. */
-template <typename Value> struct xdi_cuda_gold_best {
-    Value value;
-    int column;
-
-    __device__ void see(Value x, int64_t v) {
-        if (column >= 0 && !(x > value)) return;
-        value = x;
-        column = (int)v;
-    }
-    __device__ xdi_cuda_top top(int64_t first) const {
-        const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX }, one = { (double)value, first + column };
-        return column < 0 ? none : one;
-    }
-};
-
-static __device__ inline bool xdi_cuda_gold_term(double alpha, double beta, bool reverse, double *term, float *slope) {
-    return xd_xtoken_pair_term(alpha, beta, reverse, term, slope);
-}
-
-static __device__ inline bool xdi_cuda_gold_term(float alpha, float beta, bool reverse, float *term, float *slope) {
-    const float p = xdi_cuda_power(__fmul_rn(reverse ? alpha : beta, (float)XDI_CUDA_LOG2E)), d = __fsub_rn(alpha, beta);
-    if (p == 0.0f) return false;
-    *term = __fmul_rn(p, reverse ? d : -d);
-    *slope = reverse ? __fmul_rn(p, __fadd_rn(d, 1.0f)) : -p;
-    return true;
-}
-
 /* The partners of eight columns. */
 static __device__ inline void xdi_cuda_gold_ask(const int32_t *from, int32_t (&partner)[XDI_CUDA_EIGHT]) {
     const xdi_cuda_pack<int32_t> low = xdi_cuda_load16(from), high = xdi_cuda_load16(from + 4);
@@ -11881,53 +12088,195 @@ static __device__ inline void xdi_cuda_gold_ask(const int32_t *from, int32_t (&p
     for (int i = 0; i < XDI_CUDA_EIGHT; i++) partner[i] = i < 4 ? low.at[i % 4] : high.at[i % 4];
 }
 
-static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true> *sums, double term, float slope) {
-    sums->add_wide(XDI_CUDA_GOLD_KL, term);
-    sums->add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
+/* The first column of eight number e of this thread. */
+static __device__ inline int64_t xdi_cuda_pair_column(int64_t part, int e) {
+    return part * XDI_CUDA_PAIR_COLUMNS + (e * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
 }
 
-static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, false> *sums, float term, float slope) {
-    sums->add(XDI_CUDA_GOLD_KL, term);
-    sums->add(XDI_CUDA_GOLD_SLOPES, slope);
+static __device__ inline xdi_cuda_top xdi_cuda_gold_top(double value, int64_t at) {
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX }, one = { value, at };
+    return at < 0 ? none : one;
 }
 
-template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
-    typedef typename xdi_cuda_gold_means<FIXED>::value value;
-    const xdi_cuda_gold_room room(a);
-    const int64_t chunk = (int64_t)blockIdx.x / room.parts, part = (int64_t)blockIdx.x - chunk * room.parts;
-    const int64_t columns = a.student.columns;
-    const xdi_cuda_gold_means<FIXED> student = xdi_cuda_gold_student<FIXED>(a, chunk);
-    const xdi_cuda_gold_means<FIXED> teacher = xdi_cuda_gold_teacher<FIXED>(a, chunk);
-    xdi_cuda_gold_best<value> mean = { 0, -1 }, other = { 0, -1 };
-    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> mine;
-    for (int e = 0; e < XDI_CUDA_PAIR_EIGHTS; e++) {
-        const int64_t c = part * XDI_CUDA_PAIR_COLUMNS + (e * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
-        if (c >= columns) break;
-        value alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
-        int32_t partner[XDI_CUDA_EIGHT];
-        xdi_cuda_eight slopes = {};
-        xdi_cuda_gold_ask(a.partner + c, partner);
-        student.eight(c, alpha);
-        teacher.gather(partner, beta);
+static __device__ inline xdi_cuda_top xdi_cuda_gold_best_of(const xdi_cuda_top &mine) {
+    return xdi_cuda_block_reduce(mine, xdi_cuda_gold_top(0.0, -1), xdi_cuda_top_join());
+}
+
+/* The work of a block. T: the type of the student's logits. */
+template <bool FIXED, typename T> struct xdi_cuda_gold_pairs;
+
+/* The most probable column that a thread has seen; the lowest among equals. */
+struct xdi_cuda_gold_best {
+    double value;
+    int64_t column;
+
+    __device__ void see(double x, int64_t v) {
+        if (column >= 0 && !(x > value)) return;
+        value = x;
+        column = v;
+    }
+};
+
+template <typename T> struct xdi_cuda_gold_pairs<true, T> {
+    static __device__ inline void run(const xd_xtoken_gold_args &a, int64_t chunk, int64_t part, xdi_cuda_gold_part<true> *out) {
+        const int64_t columns = a.student.columns;
+        const xdi_cuda_gold_means<true> student = xdi_cuda_gold_student<true>(a, chunk), teacher = xdi_cuda_gold_teacher<true>(a, chunk);
+        xdi_cuda_gold_best mean = { 0.0, -1 }, other = { 0.0, -1 };
+        xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true> mine;
+        for (int e = 0; e < XDI_CUDA_PAIR_EIGHTS; e++) {
+            const int64_t c = xdi_cuda_pair_column(part, e);
+            int32_t partner[XDI_CUDA_EIGHT];
+            xdi_cuda_eight slopes = {};
+            if (c >= columns) break;
+            xdi_cuda_gold_ask(a.partner + c, partner);
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+                double term = 0.0;
+                if (partner[i] < 0) continue;
+                const double alpha = student(c + i), beta = teacher(partner[i]);
+                mean.see(alpha, a.student.first + c + i);
+                other.see(beta, a.student.first + c + i);
+                if (!xd_xtoken_pair_term(alpha, beta, a.reverse, &term, &slopes.at[i])) continue;
+                mine.add_wide(XDI_CUDA_GOLD_KL, term);
+                mine.add_wide(XDI_CUDA_GOLD_SLOPES, (double)slopes.at[i]);
+            }
+            xdi_cuda_write(a.u + chunk * columns, c, columns, slopes);
+        }
+        const auto sums = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+        const xdi_cuda_top best = xdi_cuda_gold_best_of(xdi_cuda_gold_top(mean.value, mean.column));
+        const xdi_cuda_top best_other = xdi_cuda_gold_best_of(xdi_cuda_gold_top(other.value, other.column));
+        if (threadIdx.x != 0) return;
+        out->sums = sums;
+        out->mean = best;
+        out->other = best_other;
+    }
+};
+
+/* Eight columns that are on their way. */
+template <typename T> struct xdi_cuda_gold_coming {
+    int32_t partner[XDI_CUDA_EIGHT];
+    xdi_cuda_raw<T> logits; /* of the first row, if `whole` */
+    bool whole;
+
+    __device__ void ask(const xd_xtoken_gold_args &a, const T *row, int64_t c) {
+        whole = xdi_cuda_is_aligned16(row) && c + XDI_CUDA_EIGHT <= a.student.columns;
+        if (c < a.student.columns) xdi_cuda_gold_ask(a.partner + c, partner);
+        if (whole) logits.load(row + c);
+    }
+};
+
+/* The largest mean that a thread has seen, and its eight columns; which of them has it is found at the end. */
+struct xdi_cuda_gold_largest {
+    float value;
+    int eight;
+
+    /* x: -infinity without a partner; some: there is one. */
+    __device__ void see(const float (&x)[XDI_CUDA_EIGHT], bool some, int e) {
+        float most = -INFINITY;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) most = fmaxf(most, x[i]);
+        const bool is_new = most > value || (some && eight < 0);
+        value = is_new ? most : value;
+        eight = is_new ? e : eight;
+    }
+};
+
+template <typename T> struct xdi_cuda_gold_pairs<false, T> {
+    typedef xdi_cuda_gold_means<false> means_type;
+    const xd_xtoken_gold_args &a;
+    means_type student, teacher;
+    int64_t part;
+    float *u;
+    xdi_cuda_gold_largest mean, other;
+    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, false> mine;
+
+    __device__ xdi_cuda_gold_pairs(const xd_xtoken_gold_args &args, int64_t chunk, int64_t block)
+        : a(args), student(xdi_cuda_gold_student<false>(args, chunk)), teacher(xdi_cuda_gold_teacher<false>(args, chunk)), part(block),
+          u(args.u + chunk * args.student.columns) {
+        mean = other = { -INFINITY, -1 };
+    }
+    __device__ void values(const xdi_cuda_gold_coming<T> &now, int64_t c, float (&alpha)[XDI_CUDA_EIGHT],
+                           float (&beta)[XDI_CUDA_EIGHT]) const {
+        teacher.gather(now.partner, beta);
+        student.finish(c, now.whole ? now.logits.widened() : xdi_cuda_read_any(a.student.logits, student.row, c, a.student.columns), alpha);
+    }
+    __device__ void eight(const xdi_cuda_gold_coming<T> &now, int64_t c, int e) {
+        float alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
+        xdi_cuda_eight slopes;
+        int32_t none = -1;
+        values(now, c, alpha, beta);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            value term = 0;
-            if (partner[i] < 0) continue;
-            mean.see(alpha[i], c + i);
-            other.see(beta[i], c + i);
-            if (xdi_cuda_gold_term(alpha[i], beta[i], a.reverse, &term, &slopes.at[i]))
-                xdi_cuda_gold_take(&mine, term, slopes.at[i]);
+            const bool has = now.partner[i] >= 0;
+            const float d = __fsub_rn(alpha[i], beta[i]);
+            none &= now.partner[i];
+            alpha[i] = has ? alpha[i] : -INFINITY;
+            beta[i] = has ? beta[i] : -INFINITY;
+            const float p = xdi_cuda_power(__fmul_rn(a.reverse ? alpha[i] : beta[i], (float)XDI_CUDA_LOG2E));
+            mine.add(XDI_CUDA_GOLD_KL, p == 0.0f ? 0.0f : __fmul_rn(p, a.reverse ? d : -d));
+            slopes.at[i] = p == 0.0f ? 0.0f : __fmul_rn(p, a.reverse ? __fadd_rn(d, 1.0f) : -1.0f);
+            mine.add(XDI_CUDA_GOLD_SLOPES, slopes.at[i]);
         }
+        mean.see(alpha, none >= 0, e);
+        other.see(beta, none >= 0, e);
         mine.end_eight();
-        xdi_cuda_write(a.u + chunk * columns, c, columns, slopes);
+        xdi_cuda_write(u, c, a.student.columns, slopes);
     }
-    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
-    xdi_cuda_gold_part<FIXED> out;
-    out.sums = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
-    out.mean = xdi_cuda_block_reduce(mean.top(a.student.first), none, xdi_cuda_top_join());
-    out.other = xdi_cuda_block_reduce(other.top(a.student.first), none, xdi_cuda_top_join());
-    if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_gold_part<FIXED> *>(room.sums)[blockIdx.x] = out;
+    /* The best of the block, by the thread that has seen it. */
+    __device__ void tell(const xdi_cuda_gold_largest &largest, bool others, xdi_cuda_top *out) const {
+        const int64_t c = largest.eight < 0 ? -1 : xdi_cuda_pair_column(part, largest.eight);
+        const xdi_cuda_top best = xdi_cuda_gold_best_of(xdi_cuda_gold_top((double)largest.value, c));
+        if (best.at == INT64_MAX && threadIdx.x == 0) *out = best;
+        if (c != best.at) return;
+        xdi_cuda_gold_coming<T> again;
+        float alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
+        int at = 0;
+        again.ask(a, xdi_cuda_row<T>(a.student.logits, student.row), c);
+        values(again, c, alpha, beta);
+        XD_UNROLL
+        for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
+            if (again.partner[i] >= 0 && (others ? beta[i] : alpha[i]) == largest.value) at = i;
+        out->value = best.value;
+        out->at = a.student.first + c + at;
+    }
+    static __device__ inline void run(const xd_xtoken_gold_args &args, int64_t chunk, int64_t block, xdi_cuda_gold_part<false> *out) {
+        xdi_cuda_gold_pairs work(args, chunk, block);
+        const T *row = xdi_cuda_row<T>(args.student.logits, work.student.row);
+        xdi_cuda_gold_coming<T> next;
+        next.ask(args, row, xdi_cuda_pair_column(block, 0));
+        XD_UNROLL_N(1)
+        for (int e = 0; e < XDI_CUDA_PAIR_EIGHTS; e++) {
+            const int64_t c = xdi_cuda_pair_column(block, e);
+            const xdi_cuda_gold_coming<T> now = next;
+            if (c >= args.student.columns) break;
+            if (e + 1 < XDI_CUDA_PAIR_EIGHTS) next.ask(args, row, xdi_cuda_pair_column(block, e + 1));
+            work.eight(now, c, e);
+        }
+        const auto sums = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(work.mine);
+        if (threadIdx.x == 0) out->sums = sums;
+        work.tell(work.mean, false, &out->mean);
+        work.tell(work.other, true, &out->other);
+    }
+};
+
+template <bool FIXED, typename T>
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : sizeof(T) == 2 ? 3 : 2)
+    xdi_cuda_gold_pairs_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const xdi_cuda_gold_room room(a);
+    const int64_t chunk = (int64_t)blockIdx.x / room.parts, part = (int64_t)blockIdx.x - chunk * room.parts;
+    xdi_cuda_gold_pairs<FIXED, T>::run(a, chunk, part, reinterpret_cast<xdi_cuda_gold_part<FIXED> *>(room.sums) + blockIdx.x);
+}
+
+template <bool FIXED, typename T> static xd_result xdi_cuda_gold_pairs_of(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const xdi_cuda_gold_room room(*a);
+    const auto kernel = xdi_cuda_gold_pairs_kernel<FIXED, T>; /* its comma is none of the macro's */
+    if (room.parts == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * room.parts, XDI_CUDA_TEAM_BLOCK), kernel, *a);
+}
+
+/* Sums in fixed point take logits of any type. */
+static xd_result xdi_cuda_gold_pairs_all(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    if (a->fixed) return xdi_cuda_gold_pairs_of<true, float>(launch, a);
+    XDI_CUDA_LOGITS(a->student.logits.dtype, T, { return (xdi_cuda_gold_pairs_of<false, T>(launch, a)); })
 }
 
 /* >>cuda/xtoken_tails.cu */
@@ -11961,129 +12310,232 @@ static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_side(const xd_
     return others ? xdi_cuda_gold_teacher<FIXED>(a, chunk) : xdi_cuda_gold_student<FIXED>(a, chunk);
 }
 
-/* ---- keys: 2,048 of a list a block ---- */
+/* ---- keys: the logits of a list, or sums of them, on the chip where they fit ---- */
 
+/* An id with the sum of the rows before; then this row's logit as it lies in memory. */
 struct xdi_cuda_gold_asked {
     int32_t id;
-    uint32_t logit;
+    float sum;
 };
 
-enum { XDI_CUDA_KEYS_EACH = 8, XDI_CUDA_KEYS = XDI_CUDA_KEYS_EACH * XDI_CUDA_TEAM_BLOCK };
+struct xdi_cuda_gold_key {
+    uint32_t logit;
+    float sum;
+};
 
-static __host__ __device__ inline int64_t xdi_cuda_gold_key_blocks(int64_t count) {
-    return (count + XDI_CUDA_KEYS - 1) / XDI_CUDA_KEYS;
-}
+enum { XDI_CUDA_GOLD_TEAM = XDI_CUDA_SELECT_TEAM, XDI_CUDA_GOLD_AHEAD = 8 };
 
-/* blocks: of a chunk. */
-template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_gold_keys_kernel(const __grid_constant__ xd_xtoken_gold_args a, int64_t blocks) {
-    const int64_t chunk = (int64_t)blockIdx.x / blocks, part = (int64_t)blockIdx.x - chunk * blocks;
-    const int64_t own = xdi_cuda_gold_key_blocks(a.map.rest_count);
-    const bool others = part >= own;
-    const int64_t begin = (others ? part - own : part) * XDI_CUDA_KEYS, first = others ? 0 : a.student.first;
-    const xdi_cuda_gold_list list(a, chunk, others);
-    if (begin >= list.count) return; /* the whole block returns */
-    const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
-    const int64_t left = list.count - begin;
-    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : (int)XDI_CUDA_KEYS_EACH>(
-        left < XDI_CUDA_KEYS ? left : (int64_t)XDI_CUDA_KEYS, [&](int64_t i) { return list.ids[begin + i]; },
-        [&](int32_t id) -> xdi_cuda_gold_asked { return { id, means.ask(id - first) }; },
-        [&](int64_t i, const xdi_cuda_gold_asked &asked) { list.keys[begin + i] = means.key(asked.logit, asked.id - first); });
-}
-
-/* ---- tails: a block of 1,024 per list, the student's and then the teacher's of each chunk ---- */
-
-/* Keys that are logits: do their upper halves tell all? */
+/* Keys that are BF16 logits, and no sums of them. */
 static __device__ inline bool xdi_cuda_gold_is_narrow(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
     const xd_xtoken_rows &x = others ? a.teacher : a.student;
     return x.logits.dtype == XD_DTYPE_BF16 && x.begin[chunk + 1] - x.begin[chunk] == 1;
 }
 
-/* In memory of the device: a tail of any length. */
-static __device__ inline void xdi_cuda_gold_sort_long(const xdi_cuda_gold_list &list, uint32_t threshold, int64_t need) {
+/* Logits of one row that are BF16, as they are. */
+static __device__ inline void xdi_cuda_gold_keys(const xdi_cuda_gold_list &list, const xdi_cuda_gold_means<false> &means, int64_t first,
+                                                 xdi_cuda_bf16 *keys) {
+    const void *row = means.start;
+    uint16_t *bits = reinterpret_cast<uint16_t *>(keys);
+    xdi_cuda_each_ahead<XDI_CUDA_GOLD_TEAM, XDI_CUDA_GOLD_AHEAD>(
+        list.count, [&](int64_t i) { return list.ids[i]; }, [&](int32_t id) { return xdi_cuda_ask(row, false, id - first); },
+        [&](int64_t i, uint32_t asked) { bits[i] = (uint16_t)asked; });
+}
+
+/* Sums of logits, row after row. */
+static __device__ inline void xdi_cuda_gold_keys(const xdi_cuda_gold_list &list, const xdi_cuda_gold_means<false> &means, int64_t first,
+                                                 float *keys) {
+    const bool wide = means.x.logits.dtype == XD_DTYPE_F32;
+    XD_UNROLL_N(1)
+    for (int64_t r = means.rows.begin; r < means.rows.end; r++) {
+        const void *row = xdi_cuda_row_of(means.x.logits, means.x.rows[r]);
+        const bool adds = r > means.rows.begin;
+        xdi_cuda_each_ahead<XDI_CUDA_GOLD_TEAM, XDI_CUDA_GOLD_AHEAD>(
+            list.count, [&](int64_t i) -> xdi_cuda_gold_asked { return { list.ids[i], adds ? keys[i] : 0.0f }; },
+            [&](const xdi_cuda_gold_asked &x) -> xdi_cuda_gold_key { return { xdi_cuda_ask(row, wide, x.id - first), x.sum }; },
+            [&](int64_t i, const xdi_cuda_gold_key &x) {
+                const float z = xdi_cuda_asked(x.logit, wide);
+                keys[i] = adds ? __fadd_rn(x.sum, z) : z;
+            });
+    }
+}
+
+static __device__ inline void xdi_cuda_gold_keys(const xdi_cuda_gold_list &list, const xdi_cuda_gold_means<true> &means, int64_t first,
+                                                 float *keys) {
+    XD_UNROLL_N(1)
+    for (int64_t i = (int64_t)threadIdx.x; i < list.count; i += XDI_CUDA_GOLD_TEAM) keys[i] = (float)means(list.ids[i] - first);
+}
+
+/* Where they go: the chip's room, or the list's memory. */
+template <typename T> static __device__ inline T *xdi_cuda_gold_keys_at(const xdi_cuda_gold_list &, unsigned char *room) {
+    return reinterpret_cast<T *>(room);
+}
+
+template <> __device__ inline float *xdi_cuda_gold_keys_at<float>(const xdi_cuda_gold_list &list, unsigned char *) {
+    return list.keys;
+}
+
+/* ---- sorts ---- */
+
+/* In memory of the device: a tail of any length. Words are ~key, then the place. */
+template <typename T>
+static __device__ inline void xdi_cuda_gold_sort_long(const xdi_cuda_gold_list &list, const T *keys) {
     uint64_t *words = list.words;
-    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
-        list.keys, list.count, threshold, need, [=](int64_t at, float value, int64_t column) {
-            words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;
-        });
+    int64_t need = list.n;
+    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_GOLD_TEAM, 11>(keys, list.count, &need);
+    xdi_cuda_select_collect<XDI_CUDA_GOLD_TEAM>(keys, list.count, threshold, need, [=](int64_t at, float value, int64_t column) {
+        words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;
+    });
     xdi_cuda_tail_sort(words, list.n);
 }
 
-/* On the chip: of at most 1,024 EACH. A thread writes the words that it reads then. */
-template <int EACH>
-static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list &list, uint32_t threshold, int64_t need, bool narrow,
-                                                       xdi_cuda_select_list<EACH> *room) {
+/* On the chip: of at most 1,024 EACH. */
+template <int EACH, typename T>
+static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list &list, const T *keys, xdi_cuda_select_list<EACH> *room) {
+    int64_t need = list.n;
+    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_GOLD_TEAM, 11>(keys, list.count, &need);
     uint32_t differ = 0;
-    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
-        list.keys, list.count, threshold, need, [&, room](int64_t at, float value, int64_t column) {
+    xdi_cuda_select_collect<XDI_CUDA_GOLD_TEAM>(
+        keys, list.count, threshold, need, [&, room](int64_t at, float value, int64_t column) {
             const uint32_t key = xdi_cuda_select_key(value);
             differ |= key ^ threshold;
             room->keys[at] = key;
             room->columns[at] = (uint32_t)column;
         });
-    for (int j = list.n + (int)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) {
+    for (int j = list.n + (int)threadIdx.x; j < XDI_CUDA_GOLD_TEAM * EACH; j += XDI_CUDA_GOLD_TEAM) {
         room->keys[j] = threshold; /* behind its equals */
         room->columns[j] = ~0u;
     }
     differ = xdi_cuda_block_reduce(differ, 0u, xdi_cuda_either()); /* a barrier, too */
-    if (narrow) differ &= ~0xffffu;
+    if (sizeof(T) == 2) differ &= ~0xffffu;
     const int first = differ ? __ffs((int)differ) - 1 : 0, end = differ ? 32 - __clz((int)differ) : 1, n = list.n;
     uint64_t *words = list.words;
-    xdi_cuda_select_sort<EACH>(room, first, end, [=](int rank, uint32_t key, uint32_t column) {
+    xdi_cuda_select_sort<EACH>(room, first, end, [=](int i, uint32_t key, uint32_t column) {
+        const int rank = (int)threadIdx.x + i * XDI_CUDA_GOLD_TEAM;
         if (rank < n) words[rank] = (uint64_t)~key << 32 | (uint64_t)column;
     });
 }
 
-/* Dynamic shared memory of a sort of at most 1,024. */
+template <int EACH> struct xdi_cuda_gold_sorter {
+    template <typename T> static __device__ inline void run(const xdi_cuda_gold_list &list, const T *keys, void *room) {
+        xdi_cuda_gold_sort_short<EACH>(list, keys, static_cast<xdi_cuda_select_list<EACH> *>(room));
+    }
+};
+
+template <> struct xdi_cuda_gold_sorter<0> {
+    template <typename T> static __device__ inline void run(const xdi_cuda_gold_list &list, const T *keys, void *) {
+        xdi_cuda_gold_sort_long(list, keys);
+    }
+};
+
+/* Dynamic shared memory of a sort of at most 1,024, and of none. */
 enum { XDI_CUDA_GOLD_SHORT_BYTES = 40 << 10 };
 #if !defined(XD_EMU)
 static_assert(sizeof(xdi_cuda_select_sorter<1>::type::TempStorage) <= XDI_CUDA_GOLD_SHORT_BYTES, "the sort's room");
 #endif
 
-/* EACH: of the sort on the chip, 0: in memory. */
-template <int EACH>
-static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
-    xdi_cuda_gold_tails_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
-    XD_DYN_SHARED(xdi_cuda_select_list<EACH ? EACH : 1>, room);
+template <int EACH> struct xdi_cuda_gold_sort_room {
+    enum { BYTES = EACH == 0 ? 0 : EACH == 1 ? (int)XDI_CUDA_GOLD_SHORT_BYTES : (int)XDI_CUDA_SELECT_BYTES };
+};
+
+/* ---- lists: a block each, the student's and then the teacher's of each chunk. T: of the keys, of which `kept` fit the chip ---- */
+
+template <bool FIXED, int EACH, typename T>
+static __global__ void __launch_bounds__(XDI_CUDA_GOLD_TEAM)
+    xdi_cuda_gold_lists_kernel(const __grid_constant__ xd_xtoken_gold_args a, int kept) {
+    XD_DYN_SHARED(unsigned char, room);
     const int64_t chunk = (int64_t)blockIdx.x / 2;
     const bool others = blockIdx.x % 2 != 0;
     const xdi_cuda_gold_list list(a, chunk, others);
-    int64_t need = list.n;
-    if (list.n == 0) return; /* the whole block returns */
-    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(list.keys, list.count, &need);
-    if (EACH)
-        xdi_cuda_gold_sort_short(list, threshold, need, !a.fixed && xdi_cuda_gold_is_narrow(a, chunk, others), room);
-    else
-        xdi_cuda_gold_sort_long(list, threshold, need);
+    const bool is_narrow = !FIXED && list.count <= kept && xdi_cuda_gold_is_narrow(a, chunk, others);
+    if (list.n == 0 || is_narrow != (sizeof(T) == 2)) return; /* the whole block returns */
+    T *keys = xdi_cuda_gold_keys_at<T>(list, room + xdi_cuda_gold_sort_room<EACH>::BYTES);
+    xdi_cuda_gold_keys(list, xdi_cuda_gold_side<FIXED>(a, chunk, others), others ? 0 : a.student.first, keys);
+    __syncthreads();
+    xdi_cuda_gold_sorter<EACH>::run(list, keys, room);
 }
 
-/* ---- results of lists: a block has so many ranks of both tails; the first of a chunk also adds up its pairs ---- */
+/* ---- what sorted lists mean ---- */
 
+/* A rank of both tails: the sums are of |x - y|, and what that of the derivatives changes by. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_gold_compare(double x, double y, int64_t found, float before, float *u,
+                                                    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> *mine) {
+    mine->add_wide(0, fabs(__dsub_rn(x, y)));
+    if (found < 0) return;
+    const float slope = xd_xtoken_tail_slope(x, y);
+    u[found] = slope;
+    mine->add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
+    if (before != 0.0f) mine->add_wide(XDI_CUDA_GOLD_SLOPES, -(double)before); /* the id also has a partner */
+}
+
+/* An entry of a sorted list: its column, -1: none. */
 struct xdi_cuda_gold_entry {
-    int64_t id;
+    int32_t column;
     float key;
 };
 
-/* What the sorted words mean, in their place. */
+static __device__ inline uint64_t xdi_cuda_gold_word(const xdi_cuda_gold_list &list, int64_t rank) {
+    return rank < list.n ? list.words[rank] : ~(uint64_t)0;
+}
+
+static __device__ inline xdi_cuda_gold_entry xdi_cuda_gold_entry_of(const xdi_cuda_gold_list &list, uint64_t word, int64_t first) {
+    return { word == ~(uint64_t)0 ? -1 : (int32_t)(list.ids[word & 0xffffffffu] - first), xd_float_of_key((uint32_t)(word >> 32)) };
+}
+
+/* Threads of a block that ends a chunk: sums in fixed point take more registers. */
+template <bool FIXED> struct xdi_cuda_gold_end {
+    enum { TEAM = FIXED ? 512 : 1024 };
+};
+
+/* The tail of a side in the place of its words, for other ranks. */
 template <bool FIXED>
-static __device__ inline void xdi_cuda_gold_spell(const xd_xtoken_gold_args &a, int64_t chunk, bool others, int64_t begin) {
+static __device__ inline void xdi_cuda_gold_tell(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
     const xdi_cuda_gold_list list(a, chunk, others);
     const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
-    const int64_t first = others ? 0 : a.student.first, end = begin + XDI_CUDA_KEYS < list.k ? begin + XDI_CUDA_KEYS : list.k;
+    const int64_t first = others ? 0 : a.student.first;
     int64_t *found = a.found + chunk * a.k;
-    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : (int)XDI_CUDA_KEYS_EACH>(
-        end - begin, [&](int64_t i) { return begin + i < list.n ? list.words[begin + i] : ~(uint64_t)0; },
-        [&](uint64_t word) -> xdi_cuda_gold_entry {
-            return { word == ~(uint64_t)0 ? -1 : list.ids[word & 0xffffffffu] - first, xd_float_of_key((uint32_t)(word >> 32)) };
-        },
-        [&](int64_t i, const xdi_cuda_gold_entry &entry) {
-            list.values[begin + i] = entry.id < 0 ? -1.0 : means.probability(entry.id, entry.key);
-            if (!others) found[begin + i] = entry.id;
+    xdi_cuda_each_ahead<xdi_cuda_gold_end<FIXED>::TEAM, FIXED ? 1 : 4>(
+        list.k, [&](int64_t rank) { return xdi_cuda_gold_word(list, rank); },
+        [&](uint64_t word) { return xdi_cuda_gold_entry_of(list, word, first); },
+        [&](int64_t rank, const xdi_cuda_gold_entry &entry) {
+            list.values[rank] = entry.column < 0 ? -1.0 : means.probability(entry.column, entry.key);
+            if (!others) found[rank] = entry.column;
         });
 }
 
-/* Adds up the parts of a chunk's pairs. */
+/* A rank of both lists. */
+struct xdi_cuda_gold_words {
+    uint64_t own, other;
+};
+
+struct xdi_cuda_gold_both {
+    xdi_cuda_gold_entry own, other;
+    float before; /* the derivative */
+};
+
+/* Both sorted lists of a rank that has all columns. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_gold_compare_lists(const xd_xtoken_gold_args &a, int64_t chunk,
+                                                          xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> *mine) {
+    const xdi_cuda_gold_list list(a, chunk, false), others(a, chunk, true);
+    const xdi_cuda_gold_means<FIXED> student = xdi_cuda_gold_student<FIXED>(a, chunk), teacher = xdi_cuda_gold_teacher<FIXED>(a, chunk);
+    const int64_t first = a.student.first;
+    float *u = a.u + chunk * a.student.columns;
+    xdi_cuda_each_ahead<xdi_cuda_gold_end<FIXED>::TEAM, FIXED ? 1 : 2>(
+        list.k,
+        [&](int64_t rank) -> xdi_cuda_gold_words { return { xdi_cuda_gold_word(list, rank), xdi_cuda_gold_word(others, rank) }; },
+        [&](const xdi_cuda_gold_words &words) -> xdi_cuda_gold_both {
+            const xdi_cuda_gold_entry own = xdi_cuda_gold_entry_of(list, words.own, first);
+            return { own, xdi_cuda_gold_entry_of(others, words.other, 0), own.column < 0 ? 0.0f : u[own.column] };
+        },
+        [&](int64_t, const xdi_cuda_gold_both &both) {
+            const double x = both.own.column < 0 ? -1.0 : student.probability(both.own.column, both.own.key);
+            const double y = both.other.column < 0 ? -1.0 : teacher.probability(both.other.column, both.other.key);
+            xdi_cuda_gold_compare<FIXED>(x, y, both.own.column, both.before, u, mine);
+        });
+}
+
+/* Adds up the parts of a chunk's pairs, by a warp. */
 template <bool FIXED>
 static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, int64_t chunk) {
     typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> sums_type;
@@ -12092,7 +12544,6 @@ static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, i
     const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
     xdi_cuda_top mean = none, other = none;
     sums_type mine;
-    if (threadIdx.x >= XDI_CUDA_WARP) return;
     for (int64_t i = (int64_t)threadIdx.x; i < room.parts; i += XDI_CUDA_WARP) {
         mine.whole = typename sums_type::join()(mine.whole, parts[i].sums);
         const xdi_cuda_top one = { parts[i].mean.value, parts[i].mean.at }, two = { parts[i].other.value, parts[i].other.at };
@@ -12112,65 +12563,7 @@ static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, i
     words[XD_XTOKEN_GOLD_OTHER] = other.at == INT64_MAX ? -1.0 : (double)other.at;
 }
 
-template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_gold_spell_kernel(const __grid_constant__ xd_xtoken_gold_args a, int64_t blocks) {
-    const int64_t chunk = (int64_t)blockIdx.x / blocks, part = (int64_t)blockIdx.x - chunk * blocks;
-    if (part == 0) xdi_cuda_gold_join<FIXED>(a, chunk);
-    if (part * XDI_CUDA_KEYS >= a.k) return; /* the whole block returns */
-    xdi_cuda_gold_spell<FIXED>(a, chunk, false, part * XDI_CUDA_KEYS);
-    xdi_cuda_gold_spell<FIXED>(a, chunk, true, part * XDI_CUDA_KEYS);
-}
-
-/* ---- sums ---- */
-
-/* The log-sum-exps of the teacher's rows, a block each. */
-template <typename T>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_lse_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
-    const double lse = xdi_cuda_row_lse<T>(a.teacher, a.teacher.rows[blockIdx.x]);
-    if (threadIdx.x == 0) xdi_cuda_gold_room(a).lse[blockIdx.x] = lse;
-}
-
-static xd_result xdi_cuda_gold_tails(const xd_launch *launch, const xd_xtoken_gold_args *a) {
-    const int64_t blocks = 2 * a->count, team = XDI_CUDA_SELECT_TEAM;
-    if (a->k == 0) return XD_OK;
-    if (a->k <= team)
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team, XDI_CUDA_GOLD_SHORT_BYTES),
-                               xdi_cuda_gold_tails_kernel<1>, *a);
-    if (a->k <= XDI_CUDA_SELECT_MANY)
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team, XDI_CUDA_SELECT_BYTES),
-                               xdi_cuda_gold_tails_kernel<XDI_CUDA_SELECT_EACH>, *a);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team), xdi_cuda_gold_tails_kernel<0>, *a);
-}
-
-/* Keys, their sort, and what it means. */
-template <bool FIXED> static xd_result xdi_cuda_gold_lists(const xd_launch *launch, const xd_xtoken_gold_args *a) {
-    const int64_t keys = xdi_cuda_gold_key_blocks(a->map.rest_count) + xdi_cuda_gold_key_blocks(a->map.other_rest_count);
-    const int64_t ranks = a->k > 0 ? xdi_cuda_gold_key_blocks(a->k) : 1;
-    if (a->k > 0)
-        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * keys, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_keys_kernel<FIXED>, *a,
-                                keys));
-    XD_TRY(xdi_cuda_gold_tails(launch, a));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * ranks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_spell_kernel<FIXED>, *a,
-                           ranks);
-}
-
-static xd_result xdi_cuda_gold_sums(const xd_launch *launch, const xd_xtoken_gold_args *a) {
-    const xdi_cuda_gold_room room(*a);
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    XDI_CUDA_LOGITS(a->teacher.logits.dtype, T, {
-        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->teacher.count, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_lse_kernel<T>, *a));
-    })
-    XDI_CUDA_CELLS(a->fixed, FIXED, {
-        if (room.parts > 0)
-            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * room.parts, XDI_CUDA_TEAM_BLOCK),
-                                    xdi_cuda_gold_pairs_kernel<FIXED>, *a));
-        return xdi_cuda_gold_lists<FIXED>(launch, a);
-    })
-}
-
-/* ---- merge: one block per chunk; every entry finds its rank among those of all shards ---- */
+/* ---- results of a chunk ---- */
 
 /* Whether the most likely pair of all shards is the teacher's. */
 static __device__ inline bool xdi_cuda_gold_agree(const xd_xtoken_gold_args &a, const double *words, int64_t stride) {
@@ -12184,6 +12577,105 @@ static __device__ inline bool xdi_cuda_gold_agree(const xd_xtoken_gold_args &a, 
     return mean.at != INT64_MAX && mean.at == other.at;
 }
 
+/* By one thread; the sums of this rank's pairs stand in their cells. */
+template <typename Totals>
+static __device__ inline void xdi_cuda_gold_put_merged(const xd_xtoken_gold_args &a, int64_t chunk, const Totals &totals) {
+    const int64_t width = XD_XTOKEN_GOLD_WORDS + a.k;
+    a.merged[2 * chunk] = xdi_cuda_gold_value(totals, 0);
+    a.merged[2 * chunk + 1] = xdi_cuda_gold_agree(a, a.all + chunk * width, a.count * width) ? 1.0 : 0.0;
+    xdi_cuda_gold_add(a.sums, chunk * XDI_CUDA_GOLD_SUMS + XDI_CUDA_GOLD_SLOPES, totals, XDI_CUDA_GOLD_SLOPES);
+}
+
+/* Row i of the call; the first of a chunk's completes the chunk. */
+static __device__ inline void xdi_cuda_gold_close_row(const xd_xtoken_gold_args &a, int64_t i, int64_t place) {
+    const int64_t cell = place * XDI_CUDA_GOLD_SUMS;
+    const double kl = xdi_cuda_cell_value(a.fixed, a.sums, cell + XDI_CUDA_GOLD_KL);
+    const double sum = a.write ? xdi_cuda_cell_value(a.fixed, a.sums, cell + XDI_CUDA_GOLD_SLOPES) : 0.0;
+    xd_xtoken_close_args one = {};
+    one.merged = a.merged + 2 * place;
+    one.chunk = a.chunks + place;
+    a.delta[i] = __dmul_rn(sum, __ddiv_rn(one.chunk->factor, a.student.temperature));
+    if (i == a.student.begin[place] - a.student.begin[0]) xd_xtoken_close_chunk(&one, kl, sum);
+}
+
+/* ---- ends: a block a chunk. Where one rank has all columns, nothing is left to be merged ---- */
+
+template <bool FIXED>
+static __global__ void __launch_bounds__(xdi_cuda_gold_end<FIXED>::TEAM)
+    xdi_cuda_gold_ends_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const int64_t chunk = (int64_t)blockIdx.x;
+    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> mine;
+    XD_UNROLL_N(1)
+    for (int side = 0; side < 2 && a.k > 0 && a.shards > 1; side++) xdi_cuda_gold_tell<FIXED>(a, chunk, side == 1);
+    if (a.k > 0 && a.shards == 1) xdi_cuda_gold_compare_lists<FIXED>(a, chunk, &mine);
+    const auto totals = xdi_cuda_team_totals<xdi_cuda_gold_end<FIXED>::TEAM>(mine);
+    if (threadIdx.x >= XDI_CUDA_WARP) return;
+    xdi_cuda_gold_join<FIXED>(a, chunk);
+    if (a.shards != 1) return;
+    if (threadIdx.x == 0) xdi_cuda_gold_put_merged(a, chunk, totals);
+    __syncwarp();
+    const xdi_cuda_xtoken_range rows(a.student, chunk);
+    for (int64_t i = rows.begin + (int64_t)threadIdx.x; i < rows.end; i += XDI_CUDA_WARP) xdi_cuda_gold_close_row(a, i, chunk);
+}
+
+/* BF16 keys that a block's shared memory holds beside a sort and what is static. */
+static xd_result xdi_cuda_gold_kept(xd_ctx *ctx, int64_t bytes, int64_t *kept) {
+    const int64_t others = 28 << 10;
+    int device = 0, most = 0;
+    XDI_CUDA_TRY(ctx, cudaGetDevice(&device));
+    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    *kept = most > bytes + others ? (most - bytes - others) / 16 * 8 : 0;
+    return XD_OK;
+}
+
+template <bool FIXED, int EACH, typename T>
+static xd_result xdi_cuda_gold_sort_keys(const xd_launch *launch, const xd_xtoken_gold_args *a, int64_t kept) {
+    const size_t bytes = (size_t)xdi_cuda_gold_sort_room<EACH>::BYTES + (sizeof(T) == 2 ? 2 * (size_t)kept : 0);
+    const auto kernel = xdi_cuda_gold_lists_kernel<FIXED, EACH, T>; /* its commas are none of the macro's */
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(2 * a->count, XDI_CUDA_GOLD_TEAM, bytes), kernel, *a, (int)kept);
+}
+
+template <bool FIXED, int EACH> static xd_result xdi_cuda_gold_sort_lists(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const int64_t longest = a->map.rest_count > a->map.other_rest_count ? a->map.rest_count : a->map.other_rest_count;
+    const bool narrow = a->student.logits.dtype == XD_DTYPE_BF16 || a->teacher.logits.dtype == XD_DTYPE_BF16;
+    int64_t kept = 0;
+    if (!FIXED && narrow) XD_TRY(xdi_cuda_gold_kept(launch->ctx, xdi_cuda_gold_sort_room<EACH>::BYTES, &kept));
+    if (kept > longest) kept = (longest + 7) / 8 * 8;
+    if (kept > 0) XD_TRY((xdi_cuda_gold_sort_keys<false, EACH, xdi_cuda_bf16>(launch, a, kept)));
+    return xdi_cuda_gold_sort_keys<FIXED, EACH, float>(launch, a, kept);
+}
+
+template <bool FIXED> static xd_result xdi_cuda_gold_lists(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    if (a->k > XDI_CUDA_SELECT_MANY)
+        XD_TRY((xdi_cuda_gold_sort_lists<FIXED, 0>(launch, a)));
+    else if (a->k > XDI_CUDA_SELECT_TEAM)
+        XD_TRY((xdi_cuda_gold_sort_lists<FIXED, XDI_CUDA_SELECT_EACH>(launch, a)));
+    else if (a->k > 0)
+        XD_TRY((xdi_cuda_gold_sort_lists<FIXED, 1>(launch, a)));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, (int)xdi_cuda_gold_end<FIXED>::TEAM), xdi_cuda_gold_ends_kernel<FIXED>, *a);
+}
+
+/* ---- sums ---- */
+
+/* The log-sum-exps of the teacher's rows, a block each. */
+template <typename T>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_lse_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const double lse = xdi_cuda_row_lse<T>(a.teacher, a.teacher.rows[blockIdx.x]);
+    if (threadIdx.x == 0) xdi_cuda_gold_room(a).lse[blockIdx.x] = lse;
+}
+
+static xd_result xdi_cuda_gold_sums(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    XDI_CUDA_LOGITS(a->teacher.logits.dtype, T, {
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->teacher.count, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_lse_kernel<T>, *a));
+    })
+    XD_TRY(xdi_cuda_gold_pairs_all(launch, a));
+    XDI_CUDA_CELLS(a->fixed, FIXED, { return xdi_cuda_gold_lists<FIXED>(launch, a); })
+}
+
+/* ---- merge: one block per chunk; every entry finds its rank among those of all shards ---- */
+
 /* Of entry i of a shard's tail: its rank among those of all. */
 static __device__ inline int64_t xdi_cuda_gold_rank(const xd_xtoken_gold_args &a, const double *tails, int64_t stride, int shard,
                                                     int64_t i, double value) {
@@ -12193,12 +12685,11 @@ static __device__ inline int64_t xdi_cuda_gold_rank(const xd_xtoken_gold_args &a
     return rank;
 }
 
-/* The sums are of |x - y|, and what that of the derivatives changes by. */
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     xdi_cuda_gold_merge_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
     const int64_t chunk = (int64_t)blockIdx.x, width = XD_XTOKEN_GOLD_WORDS + a.k, stride = a.count * width;
-    const double *words = a.all + chunk * width, *tails = words + XD_XTOKEN_GOLD_WORDS, *others = a.other_tail + chunk * a.k;
+    const double *tails = a.all + chunk * width + XD_XTOKEN_GOLD_WORDS, *others = a.other_tail + chunk * a.k;
     const int64_t *found = a.found + chunk * a.k;
     float *u = a.u + chunk * a.student.columns;
     xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> mine;
@@ -12208,19 +12699,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
             const int64_t rank = xdi_cuda_gold_rank(a, tails, stride, shard, i, value);
             if (isnan(value)) mine.add_wide(0, value);
             if (rank >= a.k) continue;
-            const double y = others[rank];
-            mine.add_wide(0, fabs(__dsub_rn(value, y)));
-            if (shard != a.shard || found[i] < 0) continue;
-            const float slope = xd_xtoken_tail_slope(value, y), before = u[found[i]];
-            u[found[i]] = slope;
-            mine.add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
-            if (before != 0.0f) mine.add_wide(XDI_CUDA_GOLD_SLOPES, -(double)before); /* the id also has a partner */
+            const int64_t column = shard == a.shard ? found[i] : -1;
+            xdi_cuda_gold_compare<FIXED>(value, others[rank], column, column >= 0 ? u[column] : 0.0f, u, &mine);
         }
     const auto totals = xdi_cuda_team_totals<XDI_CUDA_SELECT_TEAM>(mine);
-    if (threadIdx.x != 0) return;
-    a.merged[2 * chunk] = xdi_cuda_gold_value(totals, 0);
-    a.merged[2 * chunk + 1] = xdi_cuda_gold_agree(a, words, stride) ? 1.0 : 0.0;
-    xdi_cuda_gold_add(a.sums, chunk * XDI_CUDA_GOLD_SUMS + XDI_CUDA_GOLD_SLOPES, totals, XDI_CUDA_GOLD_SLOPES);
+    if (threadIdx.x == 0) xdi_cuda_gold_put_merged(a, chunk, totals);
 }
 
 static xd_result xdi_cuda_gold_merge(const xd_launch *launch, const xd_xtoken_gold_args *a) {
@@ -12236,14 +12719,7 @@ static xd_result xdi_cuda_gold_merge(const xd_launch *launch, const xd_xtoken_go
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_close_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.student.count) return;
-    const int64_t place = a.student.places[i], cell = place * XDI_CUDA_GOLD_SUMS;
-    const double kl = xdi_cuda_cell_value(a.fixed, a.sums, cell + XDI_CUDA_GOLD_KL);
-    const double sum = a.write ? xdi_cuda_cell_value(a.fixed, a.sums, cell + XDI_CUDA_GOLD_SLOPES) : 0.0;
-    xd_xtoken_close_args one = {};
-    one.merged = a.merged + 2 * place;
-    one.chunk = a.chunks + place;
-    a.delta[i] = __dmul_rn(sum, __ddiv_rn(one.chunk->factor, a.student.temperature));
-    if (i == a.student.begin[place] - a.student.begin[0]) xd_xtoken_close_chunk(&one, kl, sum);
+    xdi_cuda_gold_close_row(a, i, a.student.places[i]);
 }
 
 static xd_result xdi_cuda_gold_close(const xd_launch *launch, const xd_xtoken_gold_args *a) {
@@ -12264,10 +12740,24 @@ static xd_result xdi_cuda_gold_gradient(const xd_launch *launch, const xd_xtoken
 
 /* ---- table ---- */
 
+template <bool FIXED, int EACH, typename T> static xd_result xdi_cuda_gold_lists_load(xd_ctx *ctx) {
+    const int64_t bytes = xdi_cuda_gold_sort_room<EACH>::BYTES;
+    const auto kernel = xdi_cuda_gold_lists_kernel<FIXED, EACH, T>;
+    int64_t kept = 0;
+    XD_TRY(xdi_cuda_load(ctx, kernel));
+    if (sizeof(T) == 2) XD_TRY(xdi_cuda_gold_kept(ctx, bytes, &kept));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes + 2 * kept)));
+    return XD_OK;
+}
+
+template <int EACH> static xd_result xdi_cuda_gold_sorts_load(xd_ctx *ctx) {
+    XD_TRY((xdi_cuda_gold_lists_load<false, EACH, xdi_cuda_bf16>(ctx)));
+    XD_TRY((xdi_cuda_gold_lists_load<false, EACH, float>(ctx)));
+    return xdi_cuda_gold_lists_load<true, EACH, float>(ctx);
+}
+
 template <bool FIXED> static xd_result xdi_cuda_gold_tile_load_cells(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_pairs_kernel<FIXED>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_keys_kernel<FIXED>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_spell_kernel<FIXED>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_ends_kernel<FIXED>));
     return xdi_cuda_load(ctx, xdi_cuda_gold_merge_kernel<FIXED>);
 }
 
@@ -12276,13 +12766,12 @@ static xd_result xdi_cuda_gold_tile_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_lse_kernel<float>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_lse_kernel<xdi_cuda_bf16>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_close_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<0>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<1>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<XDI_CUDA_SELECT_EACH>));
-    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_gold_tails_kernel<XDI_CUDA_SELECT_EACH>,
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, XDI_CUDA_SELECT_BYTES));
-    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_gold_tails_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           XDI_CUDA_GOLD_SHORT_BYTES));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_pairs_kernel<true, float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_pairs_kernel<false, float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_pairs_kernel<false, xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_gold_sorts_load<0>(ctx));
+    XD_TRY(xdi_cuda_gold_sorts_load<1>(ctx));
+    XD_TRY(xdi_cuda_gold_sorts_load<XDI_CUDA_SELECT_EACH>(ctx));
     XD_TRY(xdi_cuda_gold_tile_load_cells<true>(ctx));
     return xdi_cuda_gold_tile_load_cells<false>(ctx);
 }
@@ -14649,6 +15138,7 @@ static __global__ void xdi_cuda_probe_kernel(xdi_cuda_build *build, float one_fa
 static xd_result xdi_cuda_across_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_xtoken_load(ctx));
     XD_TRY(xdi_cuda_project_load(ctx));
+    XD_TRY(xdi_cuda_divergence_load(ctx));
     XD_TRY(xdi_cuda_gradient_load(ctx));
     XD_TRY(xdi_cuda_gold_load(ctx));
     XD_TRY(xdi_cuda_gold_tile_load(ctx));
@@ -14661,6 +15151,7 @@ static xd_result xdi_cuda_across_load(xd_ctx *ctx) {
 static void xdi_cuda_across_fill(xd_kernels *kernels) {
     kernels->xtoken = xdi_cuda_xtoken_table();
     xdi_cuda_project_fill(&kernels->xtoken);
+    xdi_cuda_divergence_fill(&kernels->xtoken);
     xdi_cuda_gradient_fill(&kernels->xtoken);
     xdi_cuda_gold_fill(&kernels->xtoken);
     xdi_cuda_gold_tile_fill(&kernels->xtoken);
@@ -14849,4 +15340,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 ec88c33df4c362533c3cfe4217d33df4fd091d5f29571fadde3f01a8dfa1b8fb */
+/* xdistill sha256 c97abb9fd96d72a07889901f6427e25552a2d4db64274e4abef893c8c2dcdc17 */

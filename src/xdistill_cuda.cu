@@ -56,6 +56,7 @@
 #ifndef XDISTILL_NO_ACROSS
 #include "cuda/xtoken.cu"
 #include "cuda/xtoken_project.cu"
+#include "cuda/xtoken_divergence.cu"
 #include "cuda/xtoken_gradient.cu"
 #include "cuda/xtoken_gold.cu"
 #include "cuda/xtoken_tile.cu"

@@ -38,7 +38,7 @@ LAUNCH = 2000.0
 # Grids that do not grow with the work.
 FIXED = ("xdi_cuda_norm", "xdi_cuda_rows_column_maxima")
 # Kernels whose work is that of a vocabulary or a selection, once a call.
-ONCE = ("xdi_cuda_matrix_count", "xdi_cuda_matrix_fill", "xdi_cuda_xtoken_slots", "xdi_cuda_sort_", "xdi_cuda_gold_partners")
+ONCE = ("xdi_cuda_matrix_", "xdi_cuda_xtoken_slots", "xdi_cuda_sort_", "xdi_cuda_gold_partners")
 
 # Of a multiprocessor, by compute capability: shared memory and threads.
 LIMITS = {"80": (164 << 10, 2048), "90": (228 << 10, 2048), "100": (228 << 10, 2048)}
@@ -109,7 +109,8 @@ def resident_blocks(kernel, registers, shared, arch):
 
 
 def hits(resident_bytes, machine):
-    """The part of a second reading that L2 has, by what all blocks have on their way: .38 and .25 were measured at 101 and 135 MB."""
+    """The part of a second reading that L2 has, by what all blocks have on their way, each byte once: .38 and .25 were measured at 101
+    and 135 MB."""
     return max(0.0, min(1.0, 1.08 * 50e6 / max(resident_bytes * machine["processors"], 1.0) - 0.15))
 
 
@@ -130,7 +131,7 @@ def kernel_time(kernel, scale, blocks, machine):
     grid = kernel["blocks"] / kernel["launches"] * (1 if is_named(kernel, FIXED) else scale)
     resident = min(blocks, grid / machine["processors"])
     warps = kernel["warps"]
-    again = kernel["again"] * (1 - hits(resident * kernel["read"] / kernel["blocks"], machine))
+    again = kernel["again"] * (1 - hits(resident * (kernel["read"] - kernel["again"]) / kernel["blocks"], machine))
     moved = kernel["read"] - kernel["again"] + again + kernel["written"]
     serial = RING_SERIAL if "loss_ring" in kernel["name"] else SERIAL
     delay = kernel["waited"] + serial * kernel["stalled"]

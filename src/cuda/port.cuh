@@ -301,6 +301,18 @@ template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_load16(
     return pack;
 }
 
+/* A struct of a multiple of 16 bytes. */
+template <typename T> static __device__ inline T xdi_cuda_load_whole(const T *from) {
+    enum { PACKS = (int)(sizeof(T) / 16) };
+    static_assert(sizeof(T) == 16 * PACKS && alignof(T) % 16 == 0, "whole packs");
+    xdi_cuda_pack<uint32_t> packs[PACKS];
+    T value;
+    XD_UNROLL
+    for (int i = 0; i < PACKS; i++) packs[i] = xdi_cuda_load16(reinterpret_cast<const uint32_t *>(from) + 4 * i);
+    memcpy(&value, packs, sizeof value);
+    return value;
+}
+
 /* To device memory. */
 template <typename T> static __device__ inline void xdi_cuda_store16(T *to, const xdi_cuda_pack<T> &pack) {
     XDI_CUDA_ALIGNED16(to);

@@ -25,6 +25,7 @@ static __global__ void xdi_cuda_probe_kernel(xdi_cuda_build *build, float one_fa
 static xd_result xdi_cuda_across_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_xtoken_load(ctx));
     XD_TRY(xdi_cuda_project_load(ctx));
+    XD_TRY(xdi_cuda_divergence_load(ctx));
     XD_TRY(xdi_cuda_gradient_load(ctx));
     XD_TRY(xdi_cuda_gold_load(ctx));
     XD_TRY(xdi_cuda_gold_tile_load(ctx));
@@ -37,6 +38,7 @@ static xd_result xdi_cuda_across_load(xd_ctx *ctx) {
 static void xdi_cuda_across_fill(xd_kernels *kernels) {
     kernels->xtoken = xdi_cuda_xtoken_table();
     xdi_cuda_project_fill(&kernels->xtoken);
+    xdi_cuda_divergence_fill(&kernels->xtoken);
     xdi_cuda_gradient_fill(&kernels->xtoken);
     xdi_cuda_gold_fill(&kernels->xtoken);
     xdi_cuda_gold_tile_fill(&kernels->xtoken);

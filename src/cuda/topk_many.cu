@@ -20,8 +20,8 @@ template <int EACH> struct xdi_cuda_select_sorter {
 static_assert(sizeof(xdi_cuda_select_sorter<XDI_CUDA_SELECT_EACH>::type::TempStorage) <= XDI_CUDA_SELECT_BYTES, "the sort's room");
 #endif
 
-/* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, key, column) with all. The keys' bits that differ are
- * [first, end). */
+/* Sorts a full list by descending keys, equal ones in their order. Calls put(i, key, column) with all, i < EACH; the rank is threadIdx.x +
+ * i XDI_CUDA_SELECT_TEAM. The keys' bits that differ are [first, end). */
 template <int EACH, typename Put>
 static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list<EACH> *list, int first, int end, Put put) {
 #if !defined(XD_EMU)
@@ -35,7 +35,7 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list<EACH> *l
     __syncthreads();
     sorter(*reinterpret_cast<typename sorter::TempStorage *>(list)).SortDescendingBlockedToStriped(keys, columns, first, end);
     XD_UNROLL
-    for (int i = 0; i < EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
+    for (int i = 0; i < EACH; i++) put(i, keys[i], columns[i]);
 #else
     (void)first, (void)end;
     xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_TEAM * EACH, [=](int64_t low, int64_t high) {
@@ -45,7 +45,7 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list<EACH> *l
         std::swap(list->columns[low], list->columns[high]);
     });
     XD_UNROLL_N(1)
-    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
+    for (int i = 0, j = (int)threadIdx.x; i < EACH; i++, j += XDI_CUDA_SELECT_TEAM) put(i, list->keys[j], list->columns[j]);
 #endif
 }
 
@@ -73,7 +73,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     xdi_cuda_select_fill(a, r, n);
     largest = xdi_cuda_block_reduce(largest, 0u, xdi_cuda_larger()); /* a barrier, too */
     const int first = sizeof(T) == 2 ? 16 : 0, end = 32 - __clz((int)(largest ^ threshold));
-    xdi_cuda_select_sort(list, first, end > first ? end : first + 1, [=, &a](int rank, uint32_t key, uint32_t column) {
+    xdi_cuda_select_sort(list, first, end > first ? end : first + 1, [=, &a](int i, uint32_t key, uint32_t column) {
+        const int rank = (int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM;
         if (rank < n) xdi_cuda_select_put(a, row, r * a.k + rank, key, column);
     });
 }

@@ -28,6 +28,21 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_
     return expf((float)__dsub_rn(__ddiv_rn(z, x.temperature), x.lse[row]));
 }
 
+/* ---- single logits ---- */
+
+static __device__ inline const void *xdi_cuda_row_of(const xd_rows &x, int64_t row) {
+    return x.dtype == XD_DTYPE_F32 ? (const void *)xdi_cuda_row<float>(x, row) : (const void *)xdi_cuda_row<xdi_cuda_bf16>(x, row);
+}
+
+/* A logit as it lies in memory, so that nothing waits for it, and its value. wide: the type is F32. */
+static __device__ inline uint32_t xdi_cuda_ask(const void *row, bool wide, int64_t column) {
+    return wide ? static_cast<const uint32_t *>(row)[column] : (uint32_t) static_cast<const uint16_t *>(row)[column];
+}
+
+static __device__ inline float xdi_cuda_asked(uint32_t bits, bool wide) {
+    return xd_float_of_bits(wide ? bits : bits << 16);
+}
+
 /* Runs the statements with FIXED as the type of the cells. */
 #define XDI_CUDA_CELLS(fixed, FIXED, ...) \
     if (fixed) {                          \
@@ -51,11 +66,11 @@ static __device__ inline double xdi_cuda_block_sum(double x) {
     return xdi_cuda_block_reduce(x, 0.0, xdi_cuda_add());
 }
 
-/* Calls use(i, then(ask(i))) for i < n, a thread in steps of TEAM, in batches: what is asked for first is under way for all of a batch
- * before the next load, and these before the first use. */
+/* Calls use(i, then(ask(i))) for i < n, a thread of the team in steps of TEAM, in batches: what is asked for first is under way for all of
+ * a batch before the next load, and these before the first use. */
 template <int TEAM, int AHEAD, typename Ask, typename Then, typename Use>
 static __device__ inline void xdi_cuda_each_ahead(int64_t n, Ask ask, Then then, Use use) {
-    for (int64_t first = (int64_t)threadIdx.x; first < n; first += AHEAD * TEAM) {
+    for (int64_t first = (int64_t)xdi_cuda_team_thread<TEAM>(); first < n; first += AHEAD * TEAM) {
         decltype(ask(first)) asked[AHEAD];
         decltype(then(ask(first))) values[AHEAD];
         XD_UNROLL

@@ -1,10 +1,12 @@
-/* Gradients of losses across tokenizers. A block works on a part of the columns of a chunk's rows: what depends on the chunk alone is
- * formed once for all of them. Reads the logits, and the gradient of a row that was written before; writes once. */
+/* Gradients of losses across tokenizers. A warp works on a span of the columns of a chunk's rows after the other, without a barrier
+ * of its block: what depends on the chunk alone is formed once for all rows. Reads the logits, and the gradient of a row that was
+ * written before; writes once. */
 
 enum {
-    XDI_CUDA_GRADE_LINES = 8,                                      /* rows at a time */
-    XDI_CUDA_GRADE_SPAN = 2 * XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK, /* columns at a time: two loads a thread */
-    XDI_CUDA_GRADE_SPANS = 16                                      /* of a block */
+    XDI_CUDA_GRADE_LINES = 8, /* rows at a time */
+    XDI_CUDA_GRADE_TEAM = 128,
+    XDI_CUDA_GRADE_WARPS = XDI_CUDA_GRADE_TEAM / XDI_CUDA_WARP,
+    XDI_CUDA_GRADE_SPANS = 8 /* of a warp */
 };
 
 /* What a column's derivative comes from. */
@@ -29,12 +31,24 @@ struct xdi_cuda_grade {
     int64_t parts;                 /* blocks of a chunk */
 };
 
-/* What the elements of a row have in common. */
+/* What the elements of a row have in common; no gaps, as they are copied whole. */
+struct xdi_cuda_grade_hard {
+    xdi_cuda_xtoken_power one; /* at the temperature 1 */
+    float ce;
+    int32_t label;
+};
+
 struct xdi_cuda_grade_line {
-    xdi_cuda_xtoken_power power, one; /* at the temperature, and at 1 */
-    float delta, ce;
-    int64_t row, label;
-    int add, soft; /* flags; lines have no gaps, as they are copied whole */
+    xdi_cuda_xtoken_power power; /* at the temperature */
+    float delta;
+    int64_t row;
+    int32_t add, soft; /* flags */
+};
+
+struct xdi_cuda_grade_lines {
+    xdi_cuda_grade_line line;
+    xdi_cuda_grade_hard hard;
+    int32_t unused;
 };
 
 /* A row of the call, or of the logits. */
@@ -43,33 +57,38 @@ static __device__ inline int64_t xdi_cuda_grade_row(const xdi_cuda_grade &f, int
 }
 
 static __device__ inline void xdi_cuda_grade_begin(const xdi_cuda_grade &f, int64_t i, double per_delta,
-                                                   xdi_cuda_grade_line *w) {
+                                                   xdi_cuda_grade_lines *w) {
     const xd_xtoken_rows &x = f.to.x;
     const double delta = f.delta ? f.delta[i] : 0.0;
+    const int64_t row = xdi_cuda_grade_row(f, i);
     double ce = 0.0;
-    *w = xdi_cuda_grade_line();
-    w->row = xdi_cuda_grade_row(f, i);
-    w->add = f.to.written[w->row] != 0;
-    if (!w->add && f.to.ce_factor) ce = f.to.ce_factor[w->row] * f.to.ce_weight;
+    *w = xdi_cuda_grade_lines();
+    w->line.row = row;
+    w->line.add = f.to.written[row] != 0;
+    if (!w->line.add && f.to.ce_factor) ce = f.to.ce_factor[row] * f.to.ce_weight;
     if (f.slopes) ce -= f.slopes[i];
-    w->ce = (float)ce;
-    w->delta = (float)(delta * per_delta);
-    w->soft = f.dy || delta != 0.0;
-    w->label = ce != 0.0 ? xd_id_at(f.to.labels, w->row) - x.first : -1;
-    if (ce != 0.0) w->one.set(f.to.lse_one[w->row], 1.0);
-    if (w->soft) w->power.set(x.lse[w->row], x.temperature);
+    w->hard.ce = (float)ce;
+    w->line.delta = (float)(delta * per_delta);
+    w->line.soft = f.dy || delta != 0.0;
+    const int64_t label = ce != 0.0 ? xd_id_at(f.to.labels, row) - x.first : -1;
+    w->hard.label = label >= 0 && label < x.columns ? (int32_t)label : -1;
+    if (ce != 0.0) w->hard.one.set(f.to.lse_one[row], 1.0);
+    if (w->line.soft) w->line.power.set(x.lse[row], x.temperature);
 }
 
 /* Adds the cross entropy. */
-static __device__ inline void xdi_cuda_grade_hard(const xdi_cuda_grade_line &w, int64_t c, const xdi_cuda_eight &z,
-                                                  xdi_cuda_eight *out) {
+static __device__ inline void xdi_cuda_grade_add_hard(const xdi_cuda_grade_hard &hard, int c, const xdi_cuda_eight &z,
+                                                      xdi_cuda_eight *out) {
+    const float ce = hard.ce;
+    const xdi_cuda_xtoken_power one = hard.one;
+    const int label = hard.label - c;
+    if (ce == 0.0f) return;
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_EIGHT; i++) out->at[i] = __fmaf_rn(w.ce, w.one(z.at[i]), out->at[i]);
-    if ((uint64_t)(w.label - c) >= XDI_CUDA_EIGHT) return;
-    const int label = (int)(w.label - c);
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) out->at[i] = __fmaf_rn(ce, one(z.at[i]), out->at[i]);
+    if (hard.label < 0 || (unsigned)label >= XDI_CUDA_EIGHT) return;
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-        if (i == label) out->at[i] = __fsub_rn(out->at[i], w.ce);
+        if (i == label) out->at[i] = __fsub_rn(out->at[i], ce);
 }
 
 /* Adds the part of the divergence. slopes: M dy / temperature, or u. */
@@ -86,23 +105,29 @@ static __device__ inline void xdi_cuda_grade_soft(const xdi_cuda_grade_line &w, 
     }
 }
 
-/* M dy / temperature of the columns [begin, begin + XDI_CUDA_GRADE_SPAN), by the whole block. */
-static __device__ inline void xdi_cuda_grade_slopes(const xdi_cuda_grade &f, int64_t begin, const double *dy, float *slopes) {
-    enum { SEGMENTS = XDI_CUDA_GRADE_SPAN / XDI_CUDA_MATRIX_SEGMENT };
-    static_assert((int)XDI_CUDA_GRADE_SPAN % (int)XDI_CUDA_MATRIX_SEGMENT == 0, "whole segments");
+struct xdi_cuda_grade_asked {
+    xdi_cuda_matrix_id id;
+    double dy;
+};
+
+/* M dy / temperature of a segment's columns, by a warp. first, end: its ids. */
+static __device__ inline void xdi_cuda_grade_slopes(const xdi_cuda_grade &f, int begin, int first, int end, const double *dy,
+                                                    xdi_cuda_pack<float> *packs) {
     const xdi_cuda_matrix &m = f.matrix;
-    const int64_t segment = begin / XDI_CUDA_MATRIX_SEGMENT, last = segment + SEGMENTS;
     const double inverse = 1.0 / f.to.x.temperature;
-    for (int i = (int)threadIdx.x; i < XDI_CUDA_GRADE_SPAN; i += XDI_CUDA_TEAM_BLOCK) slopes[i] = 0.0f;
-    __syncthreads();
-    if (segment < m.segments) {
-        const int64_t end = m.first[last < m.segments ? last : m.segments];
-        for (int64_t i = m.first[segment] + (int64_t)threadIdx.x; i < end; i += XDI_CUDA_TEAM_BLOCK) {
-            const xdi_cuda_matrix_id id = m.ids[i];
-            slopes[id.column - begin] = (float)__dmul_rn(xdi_cuda_matrix_back(m, id, dy[id.entry.slot], dy), inverse);
-        }
-    }
-    __syncthreads();
+    const xdi_cuda_pack<float> zero = {};
+    float *slopes = packs[0].at;
+    __syncwarp(); /* the slopes before are no longer read */
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_MATRIX_SEGMENT / 4; i += XDI_CUDA_WARP) packs[i + (int)(threadIdx.x % XDI_CUDA_WARP)] = zero;
+    __syncwarp();
+    xdi_cuda_each_ahead<XDI_CUDA_WARP, 3>(
+        end - first, [&](int64_t i) { return xdi_cuda_load_whole(m.ids + first + i); },
+        [&](const xdi_cuda_matrix_id &id) -> xdi_cuda_grade_asked { return { id, dy[id.entry.slot] }; },
+        [&](int64_t, const xdi_cuda_grade_asked &x) {
+            slopes[x.id.column - begin] = (float)__dmul_rn(xdi_cuda_matrix_back(m, x.id, x.dy, dy), inverse);
+        });
+    __syncwarp();
 }
 
 /* What lies beyond the columns is 0. */
@@ -112,37 +137,86 @@ static __device__ inline void xdi_cuda_grade_trim(int count, xdi_cuda_eight *out
         if (i >= count) out->at[i] = 0.0f;
 }
 
-/* Two eights of each row. */
-template <int KIND>
-static __device__ inline void xdi_cuda_grade_span(const xdi_cuda_grade &f, const xdi_cuda_grade_line *lines, int count,
-                                                  int64_t place, int64_t begin, float scale, const float *slopes) {
-    const int64_t columns = f.to.x.columns;
-    for (int r = 0; r < count; r++) {
-        const xdi_cuda_grade_line w = lines[r]; /* in registers: what is stored might be it */
-        const int64_t end = w.add ? columns : f.to.rows.cols;
-        xdi_cuda_eight z[2], slope[2];
-        XD_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int64_t c = begin + XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK);
-            z[half] = slope[half] = {};
-            if (KIND == XDI_CUDA_GRADE_MEANS && c < columns)
-                slope[half] = xdi_cuda_read(f.u + place * columns, c, columns);
-            if (c < columns) z[half] = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
-        }
-        XD_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int64_t at = XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK), c = begin + at;
-            xdi_cuda_eight out = {};
-            if (c >= end) continue;
-            if (w.add) out = xdi_cuda_read_any(f.to.rows, w.row, c, end);
-            if (w.ce != 0.0f) xdi_cuda_grade_hard(w, c, z[half], &out);
-            if (KIND == XDI_CUDA_GRADE_MATRIX) slope[half] = xdi_cuda_read_whole(slopes + at);
-            if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slope[half], scale, z[half], &out);
-            if (c + XDI_CUDA_EIGHT > columns) xdi_cuda_grade_trim((int)(columns > c ? columns - c : 0), &out);
-            xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
+/* What a warp has of a place's rows. T: the type of the logits. */
+template <int KIND, typename T> struct xdi_cuda_grade_walk {
+    /* Eights of a lane, of which so many are on their way at once. */
+    enum { EIGHTS = 4, AHEAD = KIND == XDI_CUDA_GRADE_NONE ? 2 : 1, SPAN = EIGHTS * XDI_CUDA_EIGHT * XDI_CUDA_WARP };
+    const xdi_cuda_grade &f;
+    const float *u; /* of the place */
+    const double *dy;
+    float scale;
+    xdi_cuda_pack<float> *packs; /* [SPAN / 4] slopes */
+
+    /* What is on its way of eight columns. Nothing waits for it before the logits are widened. */
+    struct coming {
+        xdi_cuda_raw<T> logits;
+        xdi_cuda_raw<float> u;
+    };
+
+    __device__ int column(int begin, int e) const {
+        return begin + XDI_CUDA_EIGHT * (e * XDI_CUDA_WARP + (int)(threadIdx.x % XDI_CUDA_WARP));
+    }
+    __device__ int columns() const {
+        return (int)f.to.x.columns;
+    }
+    __device__ bool is_whole(const void *row, int c) const {
+        return xdi_cuda_is_aligned16(row) && c + XDI_CUDA_EIGHT <= columns();
+    }
+    __device__ void ask(const T *row, int c, coming *one) const {
+        if (is_whole(row, c)) one->logits.load(row + c);
+        if (KIND == XDI_CUDA_GRADE_MEANS && is_whole(u, c)) one->u.load(u + c);
+    }
+    template <typename X> __device__ xdi_cuda_eight take(const X *row, const xdi_cuda_raw<X> &raw, int c) const {
+        if (is_whole(row, c)) return raw.widened();
+        return c < columns() ? xdi_cuda_read(row, c, columns()) : xdi_cuda_eight();
+    }
+    /* to: the row of the gradient. */
+    __device__ void write(const xdi_cuda_grade_line &w, const xdi_cuda_grade_hard &hard, void *to, int c, const xdi_cuda_eight &z,
+                          const xdi_cuda_eight &slopes) const {
+        const int end = w.add ? columns() : (int)f.to.rows.cols;
+        const bool wide = f.to.rows.dtype == XD_DTYPE_F32;
+        float *floats = static_cast<float *>(to);
+        xdi_cuda_bf16 *halves = static_cast<xdi_cuda_bf16 *>(to);
+        xdi_cuda_eight out = {};
+        if (c >= end) return;
+        if (w.add) out = wide ? xdi_cuda_read(floats, c, end) : xdi_cuda_read(halves, c, end);
+        xdi_cuda_grade_add_hard(hard, c, z, &out);
+        if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slopes, scale, z, &out);
+        if (c + XDI_CUDA_EIGHT > columns()) xdi_cuda_grade_trim(columns() > c ? columns() - c : 0, &out);
+        if (wide)
+            xdi_cuda_write(floats, c, end, out);
+        else
+            xdi_cuda_write(halves, c, end, out);
+    }
+    /* The span's columns from `begin` on. first, end: the ids of a segment. */
+    __device__ void span(const xdi_cuda_grade_lines *lines, int count, int begin, int first, int end) const {
+        XD_UNROLL_N(1)
+        for (int r = 0; r < count; r++) {
+            const T *row = xdi_cuda_row<T>(f.to.x.logits, lines[r].line.row);
+            coming next[AHEAD];
+            XD_UNROLL
+            for (int e = 0; e < AHEAD; e++) {
+                next[e] = {};
+                ask(row, column(begin, e), &next[e]);
+            }
+            if (KIND == XDI_CUDA_GRADE_MATRIX && r == 0) xdi_cuda_grade_slopes(f, begin, first, end, dy, packs);
+            const xdi_cuda_grade_line w = lines[r].line; /* in registers: what is stored might be it */
+            void *to = const_cast<void *>(xdi_cuda_row_of(f.to.rows, w.row));
+            XD_UNROLL_N(1)
+            for (int e = 0; e < EIGHTS; e++) { /* once in the code: what is on its way moves up */
+                const int c = column(begin, e);
+                const coming now = next[0];
+                XD_UNROLL
+                for (int i = 1; i < AHEAD; i++) next[i - 1] = next[i];
+                if (e + AHEAD < EIGHTS) ask(row, column(begin, e + AHEAD), &next[AHEAD - 1]);
+                xdi_cuda_eight slope = {};
+                if (KIND == XDI_CUDA_GRADE_MATRIX) slope = xdi_cuda_read_whole(packs[0].at + (c - begin));
+                if (KIND == XDI_CUDA_GRADE_MEANS) slope = take(u, now.u, c);
+                write(w, lines[r].hard, to, c, take(row, now.logits, c), slope);
+            }
         }
     }
-}
+};
 
 /* The rows of a block: those of a chunk, all, or one. */
 static __device__ inline xdi_cuda_xtoken_range xdi_cuda_grade_rows(const xdi_cuda_grade &f, int64_t place) {
@@ -150,30 +224,42 @@ static __device__ inline xdi_cuda_xtoken_range xdi_cuda_grade_rows(const xdi_cud
     return xdi_cuda_xtoken_range(place, place + 1);
 }
 
-template <int KIND>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, KIND == XDI_CUDA_GRADE_MEANS ? 2 : 3) xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
-    XD_SHARED(xdi_cuda_grade_line, lines, [XDI_CUDA_GRADE_LINES]);
-    XD_SHARED(xdi_cuda_pack<float>, packs, [KIND == XDI_CUDA_GRADE_MATRIX ? XDI_CUDA_GRADE_SPAN / 4 : 1]);
-    const int64_t place = (int64_t)blockIdx.x / f.parts, part = (int64_t)blockIdx.x % f.parts;
+/* Every warp forms the lines for itself. */
+template <int KIND, typename T>
+static __global__ void __launch_bounds__(XDI_CUDA_GRADE_TEAM, sizeof(T) == 2 ? 5 : 4)
+    xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
+    typedef xdi_cuda_grade_walk<KIND, T> walk_type;
+    enum { PACKS = KIND == XDI_CUDA_GRADE_MATRIX ? (int)walk_type::SPAN / 4 : 1 };
+    static_assert(KIND != XDI_CUDA_GRADE_MATRIX || (int)walk_type::SPAN == (int)XDI_CUDA_MATRIX_SEGMENT, "a segment a span");
+    XD_SHARED(xdi_cuda_grade_lines, all_lines, [XDI_CUDA_GRADE_WARPS * XDI_CUDA_GRADE_LINES]);
+    XD_SHARED(xdi_cuda_pack<float>, packs, [XDI_CUDA_GRADE_WARPS * PACKS]);
+    const int64_t place = (int64_t)blockIdx.x / f.parts, part = (int64_t)blockIdx.x - place * f.parts;
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
     const xdi_cuda_xtoken_range rows = xdi_cuda_grade_rows(f, place);
     const xd_xtoken_chunk *chunk = f.chunks ? f.chunks + (f.one_chunk ? 0 : place) : NULL;
-    float *slopes = packs[0].at;
+    const int64_t begin = part * (XDI_CUDA_GRADE_SPANS * XDI_CUDA_GRADE_WARPS) + warp;
+    const int64_t own = begin + lane * XDI_CUDA_GRADE_WARPS; /* the span whose ids the lane knows */
+    xdi_cuda_grade_lines *lines = all_lines + warp * XDI_CUDA_GRADE_LINES;
+    int first = 0, end = 0;
     if (chunk && chunk->largest == 0.0) return; /* the whole block returns */
     if (f.rest && f.to.written[place]) return;  /* as here */
+    if (KIND == XDI_CUDA_GRADE_MATRIX && lane < XDI_CUDA_GRADE_SPANS && own < f.matrix.segments)
+        first = f.matrix.first[own], end = f.matrix.first[own + 1];
     const float scale = (float)(f.by_factor ? f.scale * chunk->factor : f.scale);
     const double per_delta = KIND == XDI_CUDA_GRADE_MATRIX ? 1.0 / f.to.x.temperature : 1.0;
-    for (int64_t first = rows.begin; first < rows.end; first += XDI_CUDA_GRADE_LINES) {
-        const int64_t left = rows.end - first;
-        const int count = left < XDI_CUDA_GRADE_LINES ? (int)left : (int)XDI_CUDA_GRADE_LINES;
-        __syncthreads(); /* the lines before are no longer read */
-        if ((int)threadIdx.x < count) xdi_cuda_grade_begin(f, first + (int64_t)threadIdx.x, per_delta, &lines[threadIdx.x]);
-        __syncthreads();
-        for (int64_t s = part * XDI_CUDA_GRADE_SPANS; s < (part + 1) * XDI_CUDA_GRADE_SPANS; s++) {
-            const int64_t begin = s * XDI_CUDA_GRADE_SPAN;
-            if (begin >= f.to.rows.cols) break;
-            if (KIND == XDI_CUDA_GRADE_MATRIX) xdi_cuda_grade_slopes(f, begin, f.dy + place * f.k, slopes);
-            xdi_cuda_grade_span<KIND>(f, lines, count, f.one_chunk ? 0 : place, begin, scale, slopes);
-            if (KIND == XDI_CUDA_GRADE_MATRIX) __syncthreads(); /* the slopes are no longer read */
+    const float *u = KIND == XDI_CUDA_GRADE_MEANS ? f.u + (f.one_chunk ? 0 : place) * f.to.x.columns : NULL;
+    const double *dy = KIND == XDI_CUDA_GRADE_MATRIX ? f.dy + place * f.k : NULL;
+    const walk_type walk = { f, u, dy, scale, packs + warp * PACKS };
+    for (int64_t r = rows.begin; r < rows.end; r += XDI_CUDA_GRADE_LINES) {
+        const int count = rows.end - r < XDI_CUDA_GRADE_LINES ? (int)(rows.end - r) : (int)XDI_CUDA_GRADE_LINES;
+        __syncwarp(); /* the lines before are no longer read */
+        if (lane < count) xdi_cuda_grade_begin(f, r + lane, per_delta, &lines[lane]);
+        __syncwarp();
+        XD_UNROLL_N(1)
+        for (int s = 0; s < XDI_CUDA_GRADE_SPANS; s++) {
+            const int64_t at = (begin + s * XDI_CUDA_GRADE_WARPS) * walk_type::SPAN;
+            if (at >= f.to.rows.cols) break;
+            walk.span(lines, count, (int)at, __shfl_sync(0xffffffffu, first, s), __shfl_sync(0xffffffffu, end, s));
         }
     }
 }
@@ -189,12 +275,16 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_grade_mark_kernel(const __grid_c
 /* chunks: those of the call, or its rows where they are worked on one by one. */
 template <int KIND>
 static xd_result xdi_cuda_grade_run(const xd_launch *launch, xdi_cuda_grade f, int64_t chunks, int64_t rows) {
-    const int64_t most = XDI_CUDA_GRADE_SPAN * XDI_CUDA_GRADE_SPANS;
+    const int64_t most = (int64_t)xdi_cuda_grade_walk<KIND, float>::SPAN * XDI_CUDA_GRADE_WARPS * XDI_CUDA_GRADE_SPANS;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     f.parts = (f.to.rows.cols + most - 1) / most;
     if (rows == 0 || f.parts == 0) return XD_OK;
-    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(chunks * f.parts, XDI_CUDA_TEAM_BLOCK), xdi_cuda_grade_kernel<KIND>, f));
+    XDI_CUDA_LOGITS(f.to.x.logits.dtype, T, {
+        const xdi_cuda_grid grid = xdi_cuda_grid_of(chunks * f.parts, XDI_CUDA_GRADE_TEAM);
+        const auto kernel = xdi_cuda_grade_kernel<KIND, T>; /* its comma is none of the macro's */
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, kernel, f));
+    })
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(rows), xdi_cuda_grade_mark_kernel, f, rows);
 }
 
@@ -355,10 +445,15 @@ static int64_t xdi_cuda_xtoken_pick_scratch(int64_t) {
     return 0;
 }
 
+template <int KIND> static xd_result xdi_cuda_grade_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<KIND, float>));
+    return xdi_cuda_load(ctx, xdi_cuda_grade_kernel<KIND, xdi_cuda_bf16>);
+}
+
 static xd_result xdi_cuda_gradient_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<XDI_CUDA_GRADE_NONE>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<XDI_CUDA_GRADE_MATRIX>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<XDI_CUDA_GRADE_MEANS>));
+    XD_TRY(xdi_cuda_grade_load<XDI_CUDA_GRADE_NONE>(ctx));
+    XD_TRY(xdi_cuda_grade_load<XDI_CUDA_GRADE_MATRIX>(ctx));
+    XD_TRY(xdi_cuda_grade_load<XDI_CUDA_GRADE_MEANS>(ctx));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_mark_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel);
 }

@@ -1,4 +1,4 @@
-/* Projected losses: the matrix in J, sums of a tile's chunks, divergences, deltas. kernel/cpu/xtoken.c is the reference. */
+/* Projected losses: the matrix in J, the student's sums of a tile's chunks, deltas. kernel/cpu/xtoken.c is the reference. */
 
 /* ---- probabilities ---- */
 
@@ -35,45 +35,46 @@ struct xdi_cuda_matrix_entry {
     float weight;
 };
 
-/* A student id of this shard that has entries in J. Most have one. */
-struct xdi_cuda_matrix_id {
+/* A student id of this shard that has entries in J. Most have one. A load of 16 bytes. */
+struct alignas(16) xdi_cuda_matrix_id {
     xdi_cuda_matrix_entry entry; /* the first */
     int32_t column;              /* of the logits */
-    int32_t more;                /* other entries, from `begin` on */
-    int64_t begin;
+    uint32_t others;             /* where the other entries begin, of which the one before has the count as its slot; 0: none */
 };
 
+enum { XDI_CUDA_MATRIX_HERE = 2 };
+
 /* A column of J: its entries of this shard, the first of them here. */
-struct xdi_cuda_matrix_cell {
+struct alignas(16) xdi_cuda_matrix_cell {
     int64_t begin;
-    int32_t count, column; /* of the logits */
-    float weight;
-    int32_t unused;
+    int32_t count, unused;
+    int32_t column[XDI_CUDA_MATRIX_HERE]; /* of the logits */
+    float weight[XDI_CUDA_MATRIX_HERE];
 };
 
 /* What prepared memory holds. A segment is so many columns of the shard. */
 struct xdi_cuda_matrix {
     int64_t segments;
-    int64_t *counts; /* [segments] entries in the upper half, ids in the lower */
-    xdi_cuda_matrix_id *ids; /* ascending */
+    xdi_cuda_matrix_id *ids;     /* ascending */
     xdi_cuda_matrix_cell *cells; /* [k] */
+    int64_t *counts;             /* [segments] entries in the upper half, ids in the lower */
+    int32_t *first;              /* [segments + 1] the segment's first id */
+    int32_t *places;             /* [teacher_size] slots of teacher ids in J, or -1 */
     xdi_cuda_matrix_entry *entries;
-    int32_t *first;  /* [segments + 1] the segment's first id */
-    int32_t *places; /* [teacher_size] slots of teacher ids in J, or -1 */
     int64_t bytes;
 
     xdi_cuda_matrix() = default;
     __host__ __device__ explicit xdi_cuda_matrix(const xd_xtoken_matrix &m) {
         const uintptr_t start = reinterpret_cast<uintptr_t>(m.prepared);
-        uintptr_t at = start;
+        uintptr_t at = start + (16 - start % 16) % 16;
         segments = (m.columns + XDI_CUDA_MATRIX_SEGMENT - 1) / XDI_CUDA_MATRIX_SEGMENT;
-        at = take(at, segments, &counts);
         at = take(at, m.columns, &ids);
         at = take(at, m.k, &cells);
+        at = take(at, segments, &counts);
         at = take(at, segments + 1, &first);
         at = take(at, m.projection.teacher_size, &places);
         at = take(at + (8 - at % 8) % 8, m.projection.entries, &entries);
-        bytes = (int64_t)(at - start);
+        bytes = (int64_t)(at - start) + 16;
     }
     template <typename T> static __host__ __device__ uintptr_t take(uintptr_t at, int64_t count, T **out) {
         *out = reinterpret_cast<T *>(at);
@@ -141,9 +142,9 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_fill_kernel(const __grid_
             if (to == begin) p.ids[id].entry = entry;
             p.entries[to++] = entry;
         }
+        p.entries[begin].slot = entries[i] - 1; /* the entry itself is with its id */
         p.ids[id].column = (int32_t)(v + i);
-        p.ids[id].more = entries[i] - 1;
-        p.ids[id++].begin = begin + 1;
+        p.ids[id++].others = entries[i] > 1 ? (uint32_t)(begin + 1) : 0;
     }
 }
 
@@ -155,10 +156,14 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_cells_kernel(const __grid
     const int64_t column = m.ids[j], begin = from.column_begin[column], all = from.column_begin[column + 1] - begin;
     const int64_t first = xdi_cuda_lower_bound(from.student_id + begin, all, m.first);
     const int64_t count = xdi_cuda_lower_bound(from.student_id + begin, all, m.first + m.columns) - first;
-    xdi_cuda_matrix_cell cell = { begin + first, (int32_t)count, 0, 0.0f, 0 };
-    if (count > 0) {
-        cell.column = (int32_t)(from.student_id[cell.begin] - m.first);
-        cell.weight = from.column_weight[cell.begin];
+    xdi_cuda_matrix_cell cell = {};
+    cell.begin = begin + first;
+    cell.count = (int32_t)count;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_MATRIX_HERE; i++) {
+        if (i >= count) continue;
+        cell.column[i] = (int32_t)(from.student_id[cell.begin + i] - m.first);
+        cell.weight[i] = from.column_weight[cell.begin + i];
     }
     xdi_cuda_matrix(m).cells[j] = cell;
 }
@@ -180,8 +185,11 @@ static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoke
 static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, const xdi_cuda_matrix_id &id, double first,
                                                      const double *dy) {
     double sum = __dmul_rn((double)id.entry.weight, first);
-    for (int i = 0; i < id.more; i++) {
-        const xdi_cuda_matrix_entry entry = p.entries[id.begin + i];
+    if (id.others == 0) return sum;
+    const xdi_cuda_matrix_entry *others = p.entries + id.others;
+    const int count = others[-1].slot;
+    for (int i = 0; i < count; i++) {
+        const xdi_cuda_matrix_entry entry = others[i];
         sum = __dadd_rn(sum, __dmul_rn((double)entry.weight, dy[entry.slot]));
     }
     return sum;
@@ -189,7 +197,12 @@ static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, c
 
 /* ---- project: a thread a cell; the warp shares cells whose columns have many entries ---- */
 
-enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_EACH = 2, XDI_CUDA_PROJECT_AHEAD = 4 };
+enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_AHEAD = 4 };
+
+/* Cells of a thread at a time: as many as find room in registers. */
+template <bool FIXED> struct xdi_cuda_project_each {
+    enum { COUNT = FIXED ? 2 : 4, BATCHES = FIXED ? 2 : 4, ALL = COUNT * BATCHES * XDI_CUDA_TEAM_BLOCK };
+};
 
 struct xdi_cuda_project_row {
     xdi_cuda_xtoken_power power;
@@ -238,46 +251,80 @@ static __device__ inline void xdi_cuda_project_long(const xd_xtoken_project_args
     }
 }
 
-/* What a thread's columns have of some rows. The first entries of all are under way before the first is used. */
-template <bool FIXED>
+/* What a thread's columns have of some rows. The entries that cells hold are under way for all before the first is used. */
+template <bool FIXED, int EACH>
 static __device__ inline void xdi_cuda_project_rows(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
-                                                    const xdi_cuda_matrix_cell (&cells)[XDI_CUDA_PROJECT_EACH],
-                                                    xdi_cuda_sums<1, FIXED> (&mine)[XDI_CUDA_PROJECT_EACH]) {
+                                                    const xdi_cuda_matrix_cell (&cells)[EACH], xdi_cuda_sums<1, FIXED> (&mine)[EACH]) {
+    enum { HERE = XDI_CUDA_MATRIX_HERE };
+    const bool wide = a.x.logits.dtype == XD_DTYPE_F32;
+    XD_UNROLL_N(1)
     for (int r = 0; r < count; r++) {
-        float z[XDI_CUDA_PROJECT_EACH];
+        const xdi_cuda_xtoken_power power = rows[r].power;
+        const void *row = xdi_cuda_row_of(a.x.logits, rows[r].row);
+        uint32_t asked[EACH][HERE];
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
-            const int n = cells[i].count;
-            z[i] = n > 0 && n <= XDI_CUDA_PROJECT_LONG ? xdi_cuda_element(a.x.logits, rows[r].row, cells[i].column) : -INFINITY;
+        for (int i = 0; i < EACH * HERE; i++) {
+            const xdi_cuda_matrix_cell &cell = cells[i / HERE];
+            asked[i / HERE][i % HERE] = 0;
+            if (i % HERE < cell.count && cell.count <= XDI_CUDA_PROJECT_LONG)
+                asked[i / HERE][i % HERE] = xdi_cuda_ask(row, wide, cell.column[i % HERE]);
         }
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
-            if (cells[i].count > 0 && cells[i].count <= XDI_CUDA_PROJECT_LONG)
-                mine[i].add_wide(0, __dmul_rn((double)cells[i].weight, (double)rows[r].power(z[i])));
+        for (int i = 0; i < EACH * HERE; i++) {
+            const xdi_cuda_matrix_cell &cell = cells[i / HERE];
+            const float p = power(xdi_cuda_asked(asked[i / HERE][i % HERE], wide));
+            if (i % HERE < cell.count && cell.count <= XDI_CUDA_PROJECT_LONG)
+                mine[i / HERE].add_wide(0, __dmul_rn((double)cell.weight[i % HERE], (double)p));
+        }
     }
+    int most = 0;
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
-        if (cells[i].count <= XDI_CUDA_PROJECT_LONG)
-            xdi_cuda_project_add<FIXED>(a, rows, count, cells[i].begin + 1, cells[i].begin + cells[i].count, 1, &mine[i]);
-        xdi_cuda_project_long<FIXED>(a, rows, count, cells[i], &mine[i]);
+    for (int i = 0; i < EACH; i++) most = cells[i].count > most ? cells[i].count : most;
+    if (!__any_sync(0xffffffffu, most > HERE)) return;
+    XD_UNROLL_N(1)
+    for (int i = 0; i < EACH; i++) {
+        xdi_cuda_matrix_cell cell = {};
+        xdi_cuda_sums<1, FIXED> sum;
+        XD_UNROLL
+        for (int j = 0; j < EACH; j++)
+            if (i == j) cell = cells[j];
+        if (cell.count <= XDI_CUDA_PROJECT_LONG)
+            xdi_cuda_project_add<FIXED>(a, rows, count, cell.begin + HERE, cell.begin + cell.count, 1, &sum);
+        xdi_cuda_project_long<FIXED>(a, rows, count, cell, &sum);
+        XD_UNROLL
+        for (int j = 0; j < EACH; j++)
+            if (i == j) mine[j].whole = typename xdi_cuda_sums<1, FIXED>::join()(mine[j].whole, sum.whole);
     }
 }
 
+/* Adds sums to cells, all of which have been asked for before the first is written. */
+template <int EACH>
+static __device__ inline void xdi_cuda_project_join(double *cells, int64_t count, const xdi_cuda_sums<1, false> (&mine)[EACH]) {
+    double before[EACH];
+    XD_UNROLL
+    for (int i = 0; i < EACH; i++) before[i] = i * XDI_CUDA_TEAM_BLOCK < count ? cells[i * XDI_CUDA_TEAM_BLOCK] : 0.0;
+    XD_UNROLL
+    for (int i = 0; i < EACH; i++)
+        if (i * XDI_CUDA_TEAM_BLOCK < count) cells[i * XDI_CUDA_TEAM_BLOCK] = __dadd_rn(before[i], mine[i].whole.sum[0]);
+}
+
+template <int EACH>
+static __device__ inline void xdi_cuda_project_join(double *cells, int64_t count, const xdi_cuda_sums<1, true> (&mine)[EACH]) {
+    XD_UNROLL
+    for (int i = 0; i < EACH; i++)
+        if (i * XDI_CUDA_TEAM_BLOCK < count) xdi_cuda_cell_join(cells, i * XDI_CUDA_TEAM_BLOCK, mine[i].whole);
+}
+
+/* A block has a part of a chunk's cells, whose rows it takes up once. */
 template <bool FIXED>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a, int64_t parts) {
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : 3)
+    xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a, int64_t parts) {
+    typedef xdi_cuda_project_each<FIXED> each;
+    enum { COUNT = each::COUNT, STEP = COUNT * XDI_CUDA_TEAM_BLOCK, WORDS = FIXED ? 2 : 1 };
     XD_SHARED(xdi_cuda_project_row, rows, [XDI_CUDA_PROJECT_ROWS]);
     const xdi_cuda_matrix m(a.matrix);
-    const int64_t place = (int64_t)blockIdx.x / parts, k = a.matrix.k;
-    const int64_t j = ((int64_t)blockIdx.x - place * parts) * (XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK) + (int64_t)threadIdx.x;
+    const int64_t place = (int64_t)blockIdx.x / parts, k = a.matrix.k, begin = ((int64_t)blockIdx.x - place * parts) * each::ALL;
     const xdi_cuda_xtoken_range range(a.x, place);
-    xdi_cuda_matrix_cell cells[XDI_CUDA_PROJECT_EACH];
-    xdi_cuda_sums<1, FIXED> mine[XDI_CUDA_PROJECT_EACH];
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
-        cells[i] = {};
-        if (j + i * XDI_CUDA_TEAM_BLOCK < k) cells[i] = m.cells[j + i * XDI_CUDA_TEAM_BLOCK];
-    }
     for (int64_t first = range.begin; first < range.end; first += XDI_CUDA_PROJECT_ROWS) {
         const int64_t left = range.end - first;
         const int count = left < XDI_CUDA_PROJECT_ROWS ? (int)left : (int)XDI_CUDA_PROJECT_ROWS;
@@ -288,177 +335,30 @@ xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a,
             row.power.set(a.x.lse[row.row], a.x.temperature);
         }
         __syncthreads();
-        xdi_cuda_project_rows<FIXED>(a, rows, count, cells, mine);
+        XD_UNROLL_N(1)
+        for (int64_t j = begin + (int64_t)threadIdx.x; j - (int64_t)threadIdx.x < k && j < begin + each::ALL; j += STEP) {
+            xdi_cuda_matrix_cell cells[COUNT];
+            xdi_cuda_sums<1, FIXED> mine[COUNT];
+            XD_UNROLL
+            for (int i = 0; i < COUNT; i++) {
+                cells[i] = {};
+                if (j + i * XDI_CUDA_TEAM_BLOCK < k) cells[i] = xdi_cuda_load_whole(m.cells + j + i * XDI_CUDA_TEAM_BLOCK);
+            }
+            xdi_cuda_project_rows<FIXED, COUNT>(a, rows, count, cells, mine);
+            xdi_cuda_project_join<COUNT>(a.cells + (place * k + j) * WORDS, k - j, mine);
+        }
     }
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
-        if (j + i * XDI_CUDA_TEAM_BLOCK < k) xdi_cuda_cell_join(a.cells, place * k + j + i * XDI_CUDA_TEAM_BLOCK, mine[i].whole);
 }
 
 static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    const int64_t each = XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK, parts = (a->matrix.k + each - 1) / each;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->x.count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
+        const int64_t each = xdi_cuda_project_each<FIXED>::ALL, parts = (a->matrix.k + each - 1) / each;
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count * parts, XDI_CUDA_TEAM_BLOCK),
                                xdi_cuda_xtoken_project_kernel<FIXED>, *a, parts);
     })
-}
-
-/* ---- target: one block per chunk, its rows in order; the chosen logits of a row are gathered once ---- */
-
-enum { XDI_CUDA_TARGET_KEPT = 8192 };
-
-/* A row's chosen logits, of which the first stay on the chip. A thread reads only what it has written. */
-struct xdi_cuda_target_row {
-    const xd_xtoken_target_args &a;
-    int64_t row;
-    float *kept;
-
-    __device__ float again(int64_t j) const {
-        return j < XDI_CUDA_TARGET_KEPT ? kept[j] : xdi_cuda_element(a.x.logits, row, a.ids[j]);
-    }
-    /* On every thread of the block; NaN for a row that is not finite. */
-    __device__ double log_sum_exp(float factor) const {
-        float max = -INFINITY;
-        double sum = 0.0;
-        xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 8>(
-            a.k, [&](int64_t j) { return a.ids[j]; }, [&](int64_t id) { return xdi_cuda_element(a.x.logits, row, id); },
-            [&](int64_t j, float z) {
-                max = fmaxf(max, z);
-                if (j < XDI_CUDA_TARGET_KEPT) kept[j] = z;
-            });
-        max = xdi_cuda_block_reduce(max, -INFINITY, xdi_cuda_larger());
-        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
-            sum = __dadd_rn(sum, (double)xdi_cuda_exp_of(__fsub_rn(again(j), max), factor));
-        sum = xdi_cuda_block_sum(sum);
-        return a.x.finite && !a.x.finite[row] ? (double)NAN : (double)max / a.x.temperature + log(sum);
-    }
-};
-
-template <bool FIXED>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
-    XD_DYN_SHARED(float, kept);
-    const int64_t place = (int64_t)blockIdx.x;
-    const xdi_cuda_xtoken_range range(a.x, place);
-    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.x.temperature);
-    const double inverse = 1.0 / a.x.temperature;
-    for (int64_t i = range.begin; i < range.end; i++) {
-        const xdi_cuda_target_row row = { a, a.x.rows[i], kept };
-        const double lse = row.log_sum_exp(factor);
-        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
-            xdi_cuda_cell_add<FIXED>(a.cells, place * a.k + j, __dsub_rn(__dmul_rn((double)row.again(j), inverse), lse));
-    }
-}
-
-static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    const int64_t kept = a->k < XDI_CUDA_TARGET_KEPT ? a->k : (int64_t)XDI_CUDA_TARGET_KEPT;
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    if (a->x.count == 0) return XD_OK;
-    XDI_CUDA_CELLS(a->fixed, FIXED, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK, (size_t)kept * sizeof(float)),
-                               xdi_cuda_xtoken_target_kernel<FIXED>, *a);
-    })
-}
-
-/* ---- divergence: one block per chunk; reads of its two lists, which stay in the cache ---- */
-
-/* What the lists of a chunk have in common. */
-struct xdi_cuda_divergence {
-    xdi_cuda_top student, teacher;
-    double mass;
-};
-
-struct xdi_cuda_divergence_join {
-    __device__ xdi_cuda_divergence operator()(xdi_cuda_divergence a, const xdi_cuda_divergence &b) const {
-        a.student = xdi_cuda_top_join()(a.student, b.student);
-        a.teacher = xdi_cuda_top_join()(a.teacher, b.teacher);
-        a.mass = a.mass + b.mass;
-        return a;
-    }
-};
-
-/* Of both lists. */
-struct xdi_cuda_both {
-    double q, a;
-};
-
-template <typename Use> static __device__ inline void xdi_cuda_each_pair(int64_t k, const double *q, const double *a, Use use) {
-    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
-        k, [=](int64_t j) -> xdi_cuda_both { return { q[j], a[j] }; }, xdi_cuda_same(), use);
-}
-
-/* Means of both sides in place. */
-static __device__ inline xdi_cuda_divergence xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args,
-                                                                   const xd_xtoken_chunk &c, double *q, double *a) {
-    const double student = 1.0 / c.student, teacher = 1.0 / c.teacher;
-    const xdi_cuda_top top = { -(double)INFINITY, INT64_MAX };
-    const xdi_cuda_divergence none = { top, top, 0.0 };
-    xdi_cuda_divergence mine = none;
-    xdi_cuda_each_pair(args.k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
-        const double mean = __dmul_rn(x.q, student), log_mean = __dmul_rn(x.a, teacher);
-        const xdi_cuda_divergence one = { { mean, j }, { log_mean, j }, mean };
-        q[j] = mean;
-        a[j] = log_mean;
-        mine = xdi_cuda_divergence_join()(mine, one);
-    });
-    return xdi_cuda_block_reduce(mine, none, xdi_cuda_divergence_join());
-}
-
-/* xd_xtoken_slope with the inverse of z. */
-static __device__ inline double xdi_cuda_xtoken_slope(double q, double a, double inverse, bool reverse, double *value,
-                                                      double *dot) {
-    const double r = __dmul_rn(q, inverse), shifted = __dadd_rn(r, XD_XTOKEN_EPSILON), s = log(shifted);
-    const double target = reverse ? shifted : exp(a);
-    const double ds = reverse ? target * (s - a + 1.0) : -target;
-    if (reverse || target != 0.0) *value += target * (reverse ? s - a : a - s);
-    const double slope = reverse ? s - a + 1.0 : ds / shifted;
-    *dot += slope * r;
-    return slope;
-}
-
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
-    const int64_t k = args.k, first = (int64_t)threadIdx.x;
-    xd_xtoken_chunk *c = args.chunks + blockIdx.x;
-    double *q = args.student + (int64_t)blockIdx.x * k, *a = args.teacher + (int64_t)blockIdx.x * k;
-    double value = 0.0, dot = 0.0, largest = 0.0;
-    if (!c->compared) {
-        for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) q[j] = 0.0;
-        return;
-    }
-    const xdi_cuda_divergence all = xdi_cuda_xtoken_means(args, *c, q, a);
-    const double lse = args.normalise ? xdi_cuda_block_lse(k, [&](int64_t j) { return a[j]; }) : 0.0;
-    const double z = all.mass + XD_XTOKEN_EPSILON, inverse = 1.0 / z;
-    xdi_cuda_each_pair(k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
-        q[j] = xdi_cuda_xtoken_slope(x.q, __dsub_rn(x.a, lse), inverse, args.reverse, &value, &dot);
-    });
-    value = xdi_cuda_block_sum(value);
-    dot = xdi_cuda_block_sum(dot);
-    const double factor = xd_xtoken_chunk_factor(c, value);
-    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
-        k, [=](int64_t j) { return q[j]; }, xdi_cuda_same(), [&](int64_t j, double slope) {
-            const double dy = xd_xtoken_scaled(__dmul_rn(__dsub_rn(slope, dot), inverse), factor);
-            q[j] = dy;
-            if (fabs(dy) > largest) largest = fabs(dy);
-        });
-    largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
-    if (threadIdx.x != 0) return;
-    c->value = value;
-    c->agree = all.student.at == all.teacher.at;
-    c->largest = largest;
-    c->delta = xd_xtoken_slope_delta(dot, z) * factor * c->student;
-}
-
-static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    if (a->place_count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
-                           xdi_cuda_xtoken_divergence_kernel, *a);
 }
 
 /* ---- delta: one block per row; reads the row where the matrix has entries in J ---- */
@@ -467,28 +367,30 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 struct xdi_cuda_delta_id {
     xdi_cuda_matrix_id id;
     double dy; /* of its first entry */
-    float z;
+    uint32_t z; /* as it lies in memory */
 };
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : 3)
+    xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
     const xdi_cuda_matrix p(a.matrix);
     const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];
     const double largest = a.chunks[place].largest, *dy = a.dy + place * a.matrix.k;
     if (largest == 0.0 || a.chunks[place].alone || p.segments == 0) return;
     const int64_t ids = p.first[p.segments];
+    const bool wide = a.x.logits.dtype == XD_DTYPE_F32;
+    const void *from = xdi_cuda_row_of(a.x.logits, row);
     xdi_cuda_xtoken_power power;
     xdi_cuda_sums<1, FIXED> mine;
     power.set(a.x.lse[row], a.x.temperature);
     xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
-        ids, [&](int64_t i) { return p.ids[i]; },
+        ids, [&](int64_t i) { return xdi_cuda_load_whole(p.ids + i); },
         [&](const xdi_cuda_matrix_id &id) -> xdi_cuda_delta_id {
-            return { id, dy[id.entry.slot], xdi_cuda_element(a.x.logits, row, id.column) };
+            return { id, dy[id.entry.slot], xdi_cuda_ask(from, wide, id.column) };
         },
         [&](int64_t, const xdi_cuda_delta_id &x) {
             const double h = xdi_cuda_matrix_back(p, x.id, x.dy, dy);
-            mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)power(x.z)));
+            mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)power(xdi_cuda_asked(x.z, wide))));
         });
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
@@ -510,9 +412,6 @@ static xd_result xdi_cuda_project_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_fill_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<false>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<true>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<false>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>);
 }
@@ -522,7 +421,5 @@ static void xdi_cuda_project_fill(xd_xtoken_kernels *kernels) {
     kernels->project_scratch = xdi_cuda_xtoken_project_scratch;
     kernels->prepare = xdi_cuda_xtoken_prepare;
     kernels->project = xdi_cuda_xtoken_project;
-    kernels->target = xdi_cuda_xtoken_target;
-    kernels->divergence = xdi_cuda_xtoken_divergence;
     kernels->delta = xdi_cuda_xtoken_delta;
 }

@@ -2,7 +2,7 @@
  * bits of xtoken_gold.cu, which works on the chunks that several ranks share. */
 
 enum {
-    XDI_CUDA_PAIR_EIGHTS = 4, /* of a thread */
+    XDI_CUDA_PAIR_EIGHTS = 8, /* of a thread */
     XDI_CUDA_PAIR_COLUMNS = XDI_CUDA_PAIR_EIGHTS * XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK
 };
 
@@ -154,29 +154,30 @@ template <> struct xdi_cuda_gold_means<false> {
     __device__ bool half() const {
         return x.logits.dtype == XD_DTYPE_BF16;
     }
-    /* A logit of the first row as it lies in memory, so that nothing waits for it, and then the sum over all rows. */
-    __device__ uint32_t ask(int64_t v) const {
-        return half() ? (uint32_t)static_cast<const uint16_t *>(start)[v] : static_cast<const uint32_t *>(start)[v];
-    }
-    __device__ float sum(uint32_t asked, int64_t v) const {
-        float all = xd_float_of_bits(half() ? asked << 16 : asked);
-        for (int64_t i = rows.begin + 1; i < rows.end; i++) all = __fadd_rn(all, xdi_cuda_element(x.logits, x.rows[i], v));
-        return all;
-    }
     __device__ float of_sum(float all) const {
-        return __fsub_rn(__fmul_rn(__fsub_rn(all, base), factor), rest);
+        return __fmaf_rn(__fsub_rn(all, base), factor, -rest);
     }
-    /* Of the ids that are not negative. */
+    /* Of the ids that are not negative; the others get any number. */
     __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], float (&means)[XDI_CUDA_EIGHT]) const {
+        const bool wide = !half();
         uint32_t asked[XDI_CUDA_EIGHT];
         XD_UNROLL
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) asked[j] = ids[j] < 0 ? 0 : ask(ids[j]);
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) asked[j] = xdi_cuda_ask(start, wide, ids[j] < 0 ? 0 : ids[j]);
         XD_UNROLL
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0f : of_sum(sum(asked[j], ids[j]));
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = xdi_cuda_asked(asked[j], wide);
+        XD_UNROLL_N(1)
+        for (int64_t i = rows.begin + 1; i < rows.end; i++) {
+            const void *more = xdi_cuda_row_of(x.logits, x.rows[i]);
+            XD_UNROLL
+            for (int j = 0; j < XDI_CUDA_EIGHT; j++) asked[j] = xdi_cuda_ask(more, wide, ids[j] < 0 ? 0 : ids[j]);
+            XD_UNROLL
+            for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = __fadd_rn(means[j], xdi_cuda_asked(asked[j], wide));
+        }
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = of_sum(means[j]);
     }
-    /* Eight columns; what lies beyond them is of no use. */
-    __device__ void eight(int64_t c, float (&means)[XDI_CUDA_EIGHT]) const {
-        xdi_cuda_eight all = xdi_cuda_read_any(x.logits, row, c, x.columns);
+    /* Of eight columns, whose logits of the first row are given; what lies beyond the columns is of no use. */
+    __device__ void finish(int64_t c, xdi_cuda_eight all, float (&means)[XDI_CUDA_EIGHT]) const {
         for (int64_t i = rows.begin + 1; i < rows.end; i++) {
             const xdi_cuda_eight more = xdi_cuda_read_any(x.logits, x.rows[i], c, x.columns);
             XD_UNROLL
@@ -184,9 +185,6 @@ template <> struct xdi_cuda_gold_means<false> {
         }
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = of_sum(all.at[j]);
-    }
-    __device__ float key(uint32_t asked, int64_t v) const {
-        return sum(asked, v);
     }
     __device__ double probability(int64_t, float key) const {
         return (double)xdi_cuda_power(__fmul_rn(of_sum(key), (float)XDI_CUDA_LOG2E));
@@ -211,18 +209,6 @@ template <> struct xdi_cuda_gold_means<true> {
         }
         return xd_cell_read(cell);
     }
-    __device__ void eight(int64_t c, double (&means)[XDI_CUDA_EIGHT]) const {
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = c + j < x.columns ? (*this)(c + j) : 0.0;
-    }
-    __device__ uint32_t ask(int64_t) const {
-        return 0;
-    }
-    __device__ float key(uint32_t, int64_t v) const {
-        return (float)(*this)(v);
-    }
-    __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], double (&means)[XDI_CUDA_EIGHT]) const {
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0 : (*this)(ids[j]);
-    }
     __device__ double probability(int64_t v, float) const {
         return exp((*this)(v));
     }
@@ -240,34 +226,6 @@ static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_teacher(const 
 
 /* ---- pairs: a block has a part of the columns of a chunk ---- */
 
-/* The most probable column that a thread has seen; the lowest among equals. */
-template <typename Value> struct xdi_cuda_gold_best {
-    Value value;
-    int column;
-
-    __device__ void see(Value x, int64_t v) {
-        if (column >= 0 && !(x > value)) return;
-        value = x;
-        column = (int)v;
-    }
-    __device__ xdi_cuda_top top(int64_t first) const {
-        const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX }, one = { (double)value, first + column };
-        return column < 0 ? none : one;
-    }
-};
-
-static __device__ inline bool xdi_cuda_gold_term(double alpha, double beta, bool reverse, double *term, float *slope) {
-    return xd_xtoken_pair_term(alpha, beta, reverse, term, slope);
-}
-
-static __device__ inline bool xdi_cuda_gold_term(float alpha, float beta, bool reverse, float *term, float *slope) {
-    const float p = xdi_cuda_power(__fmul_rn(reverse ? alpha : beta, (float)XDI_CUDA_LOG2E)), d = __fsub_rn(alpha, beta);
-    if (p == 0.0f) return false;
-    *term = __fmul_rn(p, reverse ? d : -d);
-    *slope = reverse ? __fmul_rn(p, __fadd_rn(d, 1.0f)) : -p;
-    return true;
-}
-
 /* The partners of eight columns. */
 static __device__ inline void xdi_cuda_gold_ask(const int32_t *from, int32_t (&partner)[XDI_CUDA_EIGHT]) {
     const xdi_cuda_pack<int32_t> low = xdi_cuda_load16(from), high = xdi_cuda_load16(from + 4);
@@ -275,51 +233,193 @@ static __device__ inline void xdi_cuda_gold_ask(const int32_t *from, int32_t (&p
     for (int i = 0; i < XDI_CUDA_EIGHT; i++) partner[i] = i < 4 ? low.at[i % 4] : high.at[i % 4];
 }
 
-static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true> *sums, double term, float slope) {
-    sums->add_wide(XDI_CUDA_GOLD_KL, term);
-    sums->add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
+/* The first column of eight number e of this thread. */
+static __device__ inline int64_t xdi_cuda_pair_column(int64_t part, int e) {
+    return part * XDI_CUDA_PAIR_COLUMNS + (e * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
 }
 
-static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, false> *sums, float term, float slope) {
-    sums->add(XDI_CUDA_GOLD_KL, term);
-    sums->add(XDI_CUDA_GOLD_SLOPES, slope);
+static __device__ inline xdi_cuda_top xdi_cuda_gold_top(double value, int64_t at) {
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX }, one = { value, at };
+    return at < 0 ? none : one;
 }
 
-template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
-    typedef typename xdi_cuda_gold_means<FIXED>::value value;
-    const xdi_cuda_gold_room room(a);
-    const int64_t chunk = (int64_t)blockIdx.x / room.parts, part = (int64_t)blockIdx.x - chunk * room.parts;
-    const int64_t columns = a.student.columns;
-    const xdi_cuda_gold_means<FIXED> student = xdi_cuda_gold_student<FIXED>(a, chunk);
-    const xdi_cuda_gold_means<FIXED> teacher = xdi_cuda_gold_teacher<FIXED>(a, chunk);
-    xdi_cuda_gold_best<value> mean = { 0, -1 }, other = { 0, -1 };
-    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> mine;
-    for (int e = 0; e < XDI_CUDA_PAIR_EIGHTS; e++) {
-        const int64_t c = part * XDI_CUDA_PAIR_COLUMNS + (e * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
-        if (c >= columns) break;
-        value alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
-        int32_t partner[XDI_CUDA_EIGHT];
-        xdi_cuda_eight slopes = {};
-        xdi_cuda_gold_ask(a.partner + c, partner);
-        student.eight(c, alpha);
-        teacher.gather(partner, beta);
+static __device__ inline xdi_cuda_top xdi_cuda_gold_best_of(const xdi_cuda_top &mine) {
+    return xdi_cuda_block_reduce(mine, xdi_cuda_gold_top(0.0, -1), xdi_cuda_top_join());
+}
+
+/* The work of a block. T: the type of the student's logits. */
+template <bool FIXED, typename T> struct xdi_cuda_gold_pairs;
+
+/* The most probable column that a thread has seen; the lowest among equals. */
+struct xdi_cuda_gold_best {
+    double value;
+    int64_t column;
+
+    __device__ void see(double x, int64_t v) {
+        if (column >= 0 && !(x > value)) return;
+        value = x;
+        column = v;
+    }
+};
+
+template <typename T> struct xdi_cuda_gold_pairs<true, T> {
+    static __device__ inline void run(const xd_xtoken_gold_args &a, int64_t chunk, int64_t part, xdi_cuda_gold_part<true> *out) {
+        const int64_t columns = a.student.columns;
+        const xdi_cuda_gold_means<true> student = xdi_cuda_gold_student<true>(a, chunk), teacher = xdi_cuda_gold_teacher<true>(a, chunk);
+        xdi_cuda_gold_best mean = { 0.0, -1 }, other = { 0.0, -1 };
+        xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true> mine;
+        for (int e = 0; e < XDI_CUDA_PAIR_EIGHTS; e++) {
+            const int64_t c = xdi_cuda_pair_column(part, e);
+            int32_t partner[XDI_CUDA_EIGHT];
+            xdi_cuda_eight slopes = {};
+            if (c >= columns) break;
+            xdi_cuda_gold_ask(a.partner + c, partner);
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+                double term = 0.0;
+                if (partner[i] < 0) continue;
+                const double alpha = student(c + i), beta = teacher(partner[i]);
+                mean.see(alpha, a.student.first + c + i);
+                other.see(beta, a.student.first + c + i);
+                if (!xd_xtoken_pair_term(alpha, beta, a.reverse, &term, &slopes.at[i])) continue;
+                mine.add_wide(XDI_CUDA_GOLD_KL, term);
+                mine.add_wide(XDI_CUDA_GOLD_SLOPES, (double)slopes.at[i]);
+            }
+            xdi_cuda_write(a.u + chunk * columns, c, columns, slopes);
+        }
+        const auto sums = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+        const xdi_cuda_top best = xdi_cuda_gold_best_of(xdi_cuda_gold_top(mean.value, mean.column));
+        const xdi_cuda_top best_other = xdi_cuda_gold_best_of(xdi_cuda_gold_top(other.value, other.column));
+        if (threadIdx.x != 0) return;
+        out->sums = sums;
+        out->mean = best;
+        out->other = best_other;
+    }
+};
+
+/* Eight columns that are on their way. */
+template <typename T> struct xdi_cuda_gold_coming {
+    int32_t partner[XDI_CUDA_EIGHT];
+    xdi_cuda_raw<T> logits; /* of the first row, if `whole` */
+    bool whole;
+
+    __device__ void ask(const xd_xtoken_gold_args &a, const T *row, int64_t c) {
+        whole = xdi_cuda_is_aligned16(row) && c + XDI_CUDA_EIGHT <= a.student.columns;
+        if (c < a.student.columns) xdi_cuda_gold_ask(a.partner + c, partner);
+        if (whole) logits.load(row + c);
+    }
+};
+
+/* The largest mean that a thread has seen, and its eight columns; which of them has it is found at the end. */
+struct xdi_cuda_gold_largest {
+    float value;
+    int eight;
+
+    /* x: -infinity without a partner; some: there is one. */
+    __device__ void see(const float (&x)[XDI_CUDA_EIGHT], bool some, int e) {
+        float most = -INFINITY;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) most = fmaxf(most, x[i]);
+        const bool is_new = most > value || (some && eight < 0);
+        value = is_new ? most : value;
+        eight = is_new ? e : eight;
+    }
+};
+
+template <typename T> struct xdi_cuda_gold_pairs<false, T> {
+    typedef xdi_cuda_gold_means<false> means_type;
+    const xd_xtoken_gold_args &a;
+    means_type student, teacher;
+    int64_t part;
+    float *u;
+    xdi_cuda_gold_largest mean, other;
+    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, false> mine;
+
+    __device__ xdi_cuda_gold_pairs(const xd_xtoken_gold_args &args, int64_t chunk, int64_t block)
+        : a(args), student(xdi_cuda_gold_student<false>(args, chunk)), teacher(xdi_cuda_gold_teacher<false>(args, chunk)), part(block),
+          u(args.u + chunk * args.student.columns) {
+        mean = other = { -INFINITY, -1 };
+    }
+    __device__ void values(const xdi_cuda_gold_coming<T> &now, int64_t c, float (&alpha)[XDI_CUDA_EIGHT],
+                           float (&beta)[XDI_CUDA_EIGHT]) const {
+        teacher.gather(now.partner, beta);
+        student.finish(c, now.whole ? now.logits.widened() : xdi_cuda_read_any(a.student.logits, student.row, c, a.student.columns), alpha);
+    }
+    __device__ void eight(const xdi_cuda_gold_coming<T> &now, int64_t c, int e) {
+        float alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
+        xdi_cuda_eight slopes;
+        int32_t none = -1;
+        values(now, c, alpha, beta);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            value term = 0;
-            if (partner[i] < 0) continue;
-            mean.see(alpha[i], c + i);
-            other.see(beta[i], c + i);
-            if (xdi_cuda_gold_term(alpha[i], beta[i], a.reverse, &term, &slopes.at[i]))
-                xdi_cuda_gold_take(&mine, term, slopes.at[i]);
+            const bool has = now.partner[i] >= 0;
+            const float d = __fsub_rn(alpha[i], beta[i]);
+            none &= now.partner[i];
+            alpha[i] = has ? alpha[i] : -INFINITY;
+            beta[i] = has ? beta[i] : -INFINITY;
+            const float p = xdi_cuda_power(__fmul_rn(a.reverse ? alpha[i] : beta[i], (float)XDI_CUDA_LOG2E));
+            mine.add(XDI_CUDA_GOLD_KL, p == 0.0f ? 0.0f : __fmul_rn(p, a.reverse ? d : -d));
+            slopes.at[i] = p == 0.0f ? 0.0f : __fmul_rn(p, a.reverse ? __fadd_rn(d, 1.0f) : -1.0f);
+            mine.add(XDI_CUDA_GOLD_SLOPES, slopes.at[i]);
         }
+        mean.see(alpha, none >= 0, e);
+        other.see(beta, none >= 0, e);
         mine.end_eight();
-        xdi_cuda_write(a.u + chunk * columns, c, columns, slopes);
+        xdi_cuda_write(u, c, a.student.columns, slopes);
     }
-    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
-    xdi_cuda_gold_part<FIXED> out;
-    out.sums = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
-    out.mean = xdi_cuda_block_reduce(mean.top(a.student.first), none, xdi_cuda_top_join());
-    out.other = xdi_cuda_block_reduce(other.top(a.student.first), none, xdi_cuda_top_join());
-    if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_gold_part<FIXED> *>(room.sums)[blockIdx.x] = out;
+    /* The best of the block, by the thread that has seen it. */
+    __device__ void tell(const xdi_cuda_gold_largest &largest, bool others, xdi_cuda_top *out) const {
+        const int64_t c = largest.eight < 0 ? -1 : xdi_cuda_pair_column(part, largest.eight);
+        const xdi_cuda_top best = xdi_cuda_gold_best_of(xdi_cuda_gold_top((double)largest.value, c));
+        if (best.at == INT64_MAX && threadIdx.x == 0) *out = best;
+        if (c != best.at) return;
+        xdi_cuda_gold_coming<T> again;
+        float alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
+        int at = 0;
+        again.ask(a, xdi_cuda_row<T>(a.student.logits, student.row), c);
+        values(again, c, alpha, beta);
+        XD_UNROLL
+        for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
+            if (again.partner[i] >= 0 && (others ? beta[i] : alpha[i]) == largest.value) at = i;
+        out->value = best.value;
+        out->at = a.student.first + c + at;
+    }
+    static __device__ inline void run(const xd_xtoken_gold_args &args, int64_t chunk, int64_t block, xdi_cuda_gold_part<false> *out) {
+        xdi_cuda_gold_pairs work(args, chunk, block);
+        const T *row = xdi_cuda_row<T>(args.student.logits, work.student.row);
+        xdi_cuda_gold_coming<T> next;
+        next.ask(args, row, xdi_cuda_pair_column(block, 0));
+        XD_UNROLL_N(1)
+        for (int e = 0; e < XDI_CUDA_PAIR_EIGHTS; e++) {
+            const int64_t c = xdi_cuda_pair_column(block, e);
+            const xdi_cuda_gold_coming<T> now = next;
+            if (c >= args.student.columns) break;
+            if (e + 1 < XDI_CUDA_PAIR_EIGHTS) next.ask(args, row, xdi_cuda_pair_column(block, e + 1));
+            work.eight(now, c, e);
+        }
+        const auto sums = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(work.mine);
+        if (threadIdx.x == 0) out->sums = sums;
+        work.tell(work.mean, false, &out->mean);
+        work.tell(work.other, true, &out->other);
+    }
+};
+
+template <bool FIXED, typename T>
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : sizeof(T) == 2 ? 3 : 2)
+    xdi_cuda_gold_pairs_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const xdi_cuda_gold_room room(a);
+    const int64_t chunk = (int64_t)blockIdx.x / room.parts, part = (int64_t)blockIdx.x - chunk * room.parts;
+    xdi_cuda_gold_pairs<FIXED, T>::run(a, chunk, part, reinterpret_cast<xdi_cuda_gold_part<FIXED> *>(room.sums) + blockIdx.x);
+}
+
+template <bool FIXED, typename T> static xd_result xdi_cuda_gold_pairs_of(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const xdi_cuda_gold_room room(*a);
+    const auto kernel = xdi_cuda_gold_pairs_kernel<FIXED, T>; /* its comma is none of the macro's */
+    if (room.parts == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * room.parts, XDI_CUDA_TEAM_BLOCK), kernel, *a);
+}
+
+/* Sums in fixed point take logits of any type. */
+static xd_result xdi_cuda_gold_pairs_all(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    if (a->fixed) return xdi_cuda_gold_pairs_of<true, float>(launch, a);
+    XDI_CUDA_LOGITS(a->student.logits.dtype, T, { return (xdi_cuda_gold_pairs_of<false, T>(launch, a)); })
 }

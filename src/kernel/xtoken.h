@@ -481,11 +481,11 @@ typedef struct xd_xtoken_kernels {
     size_t (*gold_bytes)(const xd_xtoken_gold_args *args);
     /* partner; */
     xd_result (*gold_partners)(const xd_launch *launch, const xd_xtoken_gold_args *args);
-    /* sums, u of the pairs, and the tails of this shard; */
+    /* sums, u of the pairs, and the tails of this shard; where it is the only one, all that the next two entries leave, too; */
     xd_result (*gold_sums)(const xd_launch *launch, const xd_xtoken_gold_args *args);
-    /* merged, and u and its sum with the tails of all shards; */
+    /* of several shards: merged, and u and its sum with the tails of all shards; */
     xd_result (*gold_merge)(const xd_launch *launch, const xd_xtoken_gold_args *args);
-    /* chunks and delta, from sums over all shards; then the gradient. */
+    /* of several shards: chunks and delta, from sums over all; then the gradient. */
     xd_result (*gold_close)(const xd_launch *launch, const xd_xtoken_gold_args *args);
     xd_result (*gold_gradient)(const xd_launch *launch, const xd_xtoken_gold_args *args,
                                const xd_xtoken_gradient *to);

@@ -37,13 +37,12 @@ static xd_result xdi_gold_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index,
 
 /* ---- memory ---- */
 
-/* Derivatives of all chunks of a tile: floats by default, and at most. */
-enum { XDI_GOLD_ROOM = 1 << 24, XDI_GOLD_MOST = 1 << 26 };
+/* Derivatives of all chunks of a tile: floats at most. On a GPU a launch costs more than memory. */
+enum { XDI_GOLD_MOST = 1 << 27 };
 
 static int64_t xdi_gold_at_once(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t tile) {
     const int64_t chunks = xdi_xtoken_most(term->teacher->chunks, 1);
-    const int64_t most =
-        xdi_xtoken_fits(x->d.tile > 0 ? XDI_GOLD_MOST : XDI_GOLD_ROOM, xdi_xtoken_most(x->columns, 1));
+    const int64_t most = xdi_xtoken_fits(XDI_GOLD_MOST, xdi_xtoken_most(x->columns, 1));
     if (!x->kernels->xtoken.gold_bytes) return 1;
     if (x->d.tile == 0 || tile > most) tile = most;
     return tile < chunks ? tile : chunks;
@@ -307,14 +306,14 @@ static xd_result xdi_gold_run_tile(const xdi_xtoken *x, const xdi_xtoken_term *t
     xd_xtoken_gold_args a = xdi_gold_tile_of(x, term, tile);
     const xd_xtoken_gradient to = xdi_xtoken_gradient_of(x, a.student);
     XD_TRY(kernels->gold_sums(&x->launch, &a));
-    if (x->vocab.tp) {
+    if (a.shards > 1) {
         XD_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->work.tails, x->work.all_tails,
                                          a.count * (XD_XTOKEN_GOLD_WORDS + a.k), XD_DTYPE_F64));
         a.all = x->work.all_tails;
+        XD_TRY(kernels->gold_merge(&x->launch, &a));
+        XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.sums, 2 * a.count));
+        XD_TRY(kernels->gold_close(&x->launch, &a));
     }
-    XD_TRY(kernels->gold_merge(&x->launch, &a));
-    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.sums, 2 * a.count));
-    XD_TRY(kernels->gold_close(&x->launch, &a));
     return x->write ? kernels->gold_gradient(&x->launch, &a, &to) : XD_OK;
 }
 

@@ -31,7 +31,7 @@ static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_proje
 }
 
 /* Columns of all chunks of a tile on a GPU, where a launch costs more than memory, and its most chunks. */
-enum { XDI_PROJECTED_ROOM = 1 << 22, XDI_PROJECTED_MOST = 4096 };
+enum { XDI_PROJECTED_ROOM = 1 << 23, XDI_PROJECTED_MOST = 4096 };
 
 static int64_t xdi_projected_at_once(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t tile) {
     const int64_t fits = xdi_xtoken_fits(XDI_PROJECTED_ROOM, term->k), chunks = term->teacher->chunks;

@@ -1,10 +1,10 @@
 /* Losses across tokenizers, for cost.cpp: real vocabularies, and few rows. */
 #include "cost.h"
 
-enum { XTOKEN_ROWS = 16, STUDENT = 128256, TEACHER = 151936, PAIRS = 109000, ENTRIES = 4, SELECTED = 8192 };
+enum { XTOKEN_ROWS = 32, STUDENT = 128256, TEACHER = 151936, PAIRS = 109000, ENTRIES = 4, SELECTED = 8192 };
 
 /* The problem that times are predicted for: its chunks, and those of a tile (src/xtoken/projected.c and gold.c). */
-enum { REAL_CHUNKS = 1639, PROJECTED_TILE = (1 << 22) / SELECTED, GOLD_TILE = (1 << 24) / STUDENT };
+enum { REAL_CHUNKS = 1639, PROJECTED_TILE = (1 << 23) / SELECTED, GOLD_TILE = (1 << 27) / STUDENT };
 
 /* Most ids have one partner; the other ones are spelled with a few ids. */
 struct Partners {

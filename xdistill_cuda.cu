@@ -11886,7 +11886,7 @@ struct xdi_cuda_gold_room {
         keys = reinterpret_cast<float *>(at);
         at += (uintptr_t)(a.count * width) * sizeof(float);
         lse = reinterpret_cast<double *>(at);
-        at += (uintptr_t)a.teacher.count * sizeof(double);
+        at += (uintptr_t)((a.teacher.count + 1) / 2 * 2) * sizeof(double); /* so that parts begin on 16 bytes */
         sums = reinterpret_cast<char *>(at);
         at += (uintptr_t)(a.count * parts * part);
         bytes = (int64_t)(at - start);
@@ -15340,4 +15340,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 c97abb9fd96d72a07889901f6427e25552a2d4db64274e4abef893c8c2dcdc17 */
+/* xdistill sha256 85233e71f664136c4a652309bd79c75b3069f828e6627ce050d3faa9afbfe4d2 */

@@ -31,7 +31,7 @@ struct xdi_cuda_gold_room {
         keys = reinterpret_cast<float *>(at);
         at += (uintptr_t)(a.count * width) * sizeof(float);
         lse = reinterpret_cast<double *>(at);
-        at += (uintptr_t)a.teacher.count * sizeof(double);
+        at += (uintptr_t)((a.teacher.count + 1) / 2 * 2) * sizeof(double); /* so that parts begin on 16 bytes */
         sums = reinterpret_cast<char *>(at);
         at += (uintptr_t)(a.count * parts * part);
         bytes = (int64_t)(at - start);

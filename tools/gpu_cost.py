@@ -133,7 +133,7 @@ def kernel_time(kernel, scale, blocks, machine):
     again = kernel["again"] * (1 - hits(resident * kernel["read"] / kernel["blocks"], machine))
     moved = kernel["read"] - kernel["again"] + again + kernel["written"]
     serial = RING_SERIAL if "loss_ring" in kernel["name"] else SERIAL
-    delay = kernel["waited"] + serial * kernel["stalled"]
+    delay = kernel["waited"] + kernel.get("crossed", 0) + serial * kernel["stalled"] # no work of another warp makes the barrier slow
     issued = kernel.get("issued") or sum(kernel[name] for name in ISSUED)
     return gpu_model.time_of(warps * scale, resident * warps / kernel["blocks"], issued / warps, moved / warps, delay / warps, machine)
 

@@ -108,7 +108,7 @@ static void release(xd_vocab *vocab) {
 }
 
 /* Rows of a real vocabulary. Of losses as many that a cluster's first and last steps, once a launch, are few beside its rows. */
-enum { ROWS = 2, LOSS_ROWS = 16, VOCABULARY = 128256 };
+enum { ROWS = 2, LOSS_ROWS = 48, VOCABULARY = 128256 };
 
 static xd_vocab *whole_vocabulary(int64_t columns) {
     xd_vocab *vocab = nullptr;

@@ -13593,6 +13593,11 @@ struct xdi_cuda_total_findings {
     }
 };
 
+/* Numbers of a tile, two in a load. */
+struct alignas(16) xdi_cuda_total_pair {
+    double at[2];
+};
+
 /* A sum of numbers of the block's threads, tile after tile; all threads call its functions. */
 template <bool FIXED> struct xdi_cuda_total_sum {
     unsigned long long *limbs; /* [XD_NORM_LIMBS] shared */
@@ -13608,11 +13613,14 @@ template <bool FIXED> struct xdi_cuda_total_sum {
         const uint64_t mantissa = FIXED ? xd_sum_mantissa(term, &bit) : 0;
         if (mantissa) xdi_cuda_limbs_add(limbs, mantissa, bit);
     }
-    /* A tile's numbers, none negative. What is not this sum's is 0 there, which changes no bit of it. */
-    __device__ void add(const double *tile, int n) {
-        const int end = !FIXED && (int)threadIdx.x == thread ? n : 0;
+    /* n numbers and one more, none negative. What is not this sum's is 0 there, which changes no bit of it. */
+    __device__ void add(const xdi_cuda_total_pair *tile, int n) {
+        const int end = !FIXED && (int)threadIdx.x == thread ? (n + 1) / 2 : 0;
         XD_UNROLL_N(8)
-        for (int k = 0; k < end; k++) sum = xd_add(sum, tile[k]);
+        for (int k = 0; k < end; k++) {
+            const xdi_cuda_total_pair pair = tile[k];
+            sum = xd_add(xd_add(sum, pair.at[0]), pair.at[1]);
+        }
     }
     /* All threads' puts lie before a barrier. */
     __device__ void write(int64_t *words) {
@@ -13649,8 +13657,8 @@ static __device__ inline void xdi_cuda_sample_finish_as(const xd_sample_args &a,
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a, bool alone, xd_status *status) {
-    XD_SHARED(double, positives, [XDI_CUDA_TOTAL_THREADS]);
-    XD_SHARED(double, negatives, [XDI_CUDA_TOTAL_THREADS]); /* their magnitudes */
+    XD_SHARED(xdi_cuda_total_pair, positives, [XDI_CUDA_TOTAL_THREADS / 2]);
+    XD_SHARED(xdi_cuda_total_pair, negatives, [XDI_CUDA_TOTAL_THREADS / 2]); /* their magnitudes */
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
     XD_SHARED(int64_t, record, [XD_SAMPLE_RECORD_SUMS + 2 * XD_NORM_LIMBS]);
     const int t = (int)threadIdx.x;
@@ -13662,14 +13670,14 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     __syncthreads();
     for (int64_t begin = 0; begin < a.samples; begin += blockDim.x) {
         const int64_t b = begin + t, left = a.samples - begin;
+        positives[t / 2].at[t % 2] = negatives[t / 2].at[t % 2] = 0.0;
         if (b < a.samples) {
             const xd_sample s = next;
             if (b + blockDim.x < a.samples) next = a.sample[b + blockDim.x]; /* on its way while this tile is added */
             if (a.sample_loss) a.sample_loss[b] = s.loss;
             counted += s.counted;
             if (s.finding != (int64_t)XD_SAMPLE_FINE) findings.note(b, s.value);
-            positives[t] = s.loss < 0.0 ? 0.0 : s.loss;
-            negatives[t] = s.loss < 0.0 ? -s.loss : 0.0;
+            (s.loss < 0.0 ? negatives : positives)[t / 2].at[t % 2] = fabs(s.loss);
             if (s.loss < 0.0)
                 negative.put(-s.loss);
             else
@@ -13762,7 +13770,7 @@ static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdis
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     xdi_cuda_fdistill_bins_kernel(const __grid_constant__ xd_fdistill_args a, xd_status *status) {
-    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
+    XD_SHARED(xdi_cuda_total_pair, tile, [XDI_CUDA_TOTAL_THREADS / 2]);
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     XD_SHARED(int, clean, [1]);
     const int t = (int)threadIdx.x;
@@ -13777,11 +13785,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     __syncthreads();
     for (int64_t begin = 0; begin < a.logits.rows; begin += blockDim.x) {
         const int64_t b = begin + t, left = a.logits.rows - begin;
+        tile[t / 2].at[t % 2] = 0.0;
         if (b < a.logits.rows) {
             const bool counts = xd_fdistill_weigh(&a, b); /* else it has a finding */
-            tile[t] = counts ? fabs(a.weights[b]) : 0.0;
+            const double weight = counts ? fabs(a.weights[b]) : 0.0;
+            tile[t / 2].at[t % 2] = weight;
             counted += counts;
-            if (counts) sum.put(tile[t]);
+            if (counts) sum.put(weight);
         }
         __syncthreads();
         sum.add(tile, (int)(left < blockDim.x ? left : blockDim.x));
@@ -15140,4 +15150,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 08f419d5245201ab30cfb411e358341ce590f05c5d4db4cbd57da6fb738300ac */
+/* xdistill sha256 e44514bf2bb227db30b7a7c32d54c3e61e98121736262c0cf39563db364adc80 */

@@ -101,6 +101,16 @@ template <typename Call> static void measure(const Operation &operation, Call ca
     fflush(stdout);
 }
 
+/* A call with all that the size of the budget has, of which only kernels of one block count: those of the operation take as long. */
+template <typename Call> static void measure_all_of(const Operation &operation, Call call) {
+    char section[100];
+    snprintf(section, sizeof section, "%s %s, all", operation.name, name_of(operation.dtype));
+    emu_ptx_section(section);
+    call();
+    cudaDeviceSynchronize();
+    emu_ptx_section("-");
+}
+
 static void release(xd_vocab *vocab) {
     xd_vocab_destroy(vocab);
     for (void *memory : rooms) cudaFree(memory);

@@ -4119,10 +4119,37 @@ static __device__ inline xdi_cuda_raw<xdi_cuda_bf16> xdi_cuda_raw_of(const xdi_c
 }
 
 /* Calls use(eight elements as in memory, column) for the team's columns [0, end) of a row, in their order for each thread;
- * elements at `end` and beyond are -infinity. The loads of four steps are on their way: each is asked for as soon as the registers
- * of the one four steps before are free. */
+ * elements at `end` and beyond are -infinity. The loads of four steps are asked for before the first is used. */
 template <int TEAM, typename T, typename Use>
 static __device__ inline void xdi_cuda_each_eight(const T *row, int64_t end, Use use) {
+    enum { AHEAD = 4, STEP = TEAM * XDI_CUDA_EIGHT };
+    int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    if (xdi_cuda_is_aligned16(row)) {
+        xdi_cuda_raw<T> raw[AHEAD];
+        for (; c + (AHEAD - 1) * STEP + XDI_CUDA_EIGHT <= end; c += AHEAD * STEP) {
+            XD_UNROLL
+            for (int k = 0; k < AHEAD; k++) raw[k].load(row + c + k * STEP);
+            XD_UNROLL
+            for (int k = 0; k < AHEAD; k++) use(raw[k], c + k * STEP);
+        }
+        XD_UNROLL
+        for (int k = 0; k < AHEAD - 1; k++)
+            if (c + k * STEP + XDI_CUDA_EIGHT <= end) raw[k].load(row + c + k * STEP);
+        XD_UNROLL
+        for (int k = 0; k < AHEAD - 1; k++) {
+            if (c + XDI_CUDA_EIGHT > end) break;
+            use(raw[k], c);
+            c += STEP;
+        }
+    }
+    XD_UNROLL_N(1)
+    for (; c < end; c += STEP) use(xdi_cuda_raw_of(row, c, end), c);
+}
+
+/* The same with four loads on their way all the time, for more registers: a step's is asked for as soon as those of the step four
+ * before are free. */
+template <int TEAM, typename T, typename Use>
+static __device__ inline void xdi_cuda_stream_eights(const T *row, int64_t end, Use use) {
     enum { AHEAD = 4, STEP = TEAM * XDI_CUDA_EIGHT };
     int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     if (xdi_cuda_is_aligned16(row) && c + XDI_CUDA_EIGHT <= end) {
@@ -8858,7 +8885,7 @@ struct xdi_cuda_softmax_seen {
 /* The largest element of a row, and the sum of e^((x - max) / tau), NaN when the row has one; on all threads of the team. */
 template <int TEAM, typename T>
 static __device__ inline double xdi_cuda_softmax_sum(const T *row, int64_t columns, xdi_cuda_softmax_seen *seen, float *max) {
-    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
+    xdi_cuda_stream_eights<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
     *max = xdi_cuda_team_reduce<TEAM>(seen->largest, -INFINITY, xdi_cuda_larger_float<false>());
     return xdi_cuda_team_reduce<TEAM>(seen->sum_from(*max), 0.0, xdi_cuda_add());
 }
@@ -8894,7 +8921,7 @@ struct xdi_cuda_softmax_join {
 template <int TEAM, typename T>
 static __device__ inline xdi_cuda_softmax_whole xdi_cuda_softmax_whole_of(const T *row, int64_t columns, xdi_cuda_softmax_seen *seen,
                                                                           float *max) {
-    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
+    xdi_cuda_stream_eights<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
     *max = xdi_cuda_team_reduce<TEAM>(seen->largest, -INFINITY, xdi_cuda_larger_float<false>());
     const bool has = *max > -INFINITY && seen->largest == *max;
     const int64_t arg = has ? xdi_cuda_softmax_first(row, columns, seen->column, *max) : (int64_t)INT64_MAX;
@@ -15150,4 +15177,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 e44514bf2bb227db30b7a7c32d54c3e61e98121736262c0cf39563db364adc80 */
+/* xdistill sha256 490e55139c0067917b6cd1c18f122db9fee0a55c6ad5f090cb71ffc06405c0b0 */

@@ -52,10 +52,37 @@ static __device__ inline xdi_cuda_raw<xdi_cuda_bf16> xdi_cuda_raw_of(const xdi_c
 }
 
 /* Calls use(eight elements as in memory, column) for the team's columns [0, end) of a row, in their order for each thread;
- * elements at `end` and beyond are -infinity. The loads of four steps are on their way: each is asked for as soon as the registers
- * of the one four steps before are free. */
+ * elements at `end` and beyond are -infinity. The loads of four steps are asked for before the first is used. */
 template <int TEAM, typename T, typename Use>
 static __device__ inline void xdi_cuda_each_eight(const T *row, int64_t end, Use use) {
+    enum { AHEAD = 4, STEP = TEAM * XDI_CUDA_EIGHT };
+    int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    if (xdi_cuda_is_aligned16(row)) {
+        xdi_cuda_raw<T> raw[AHEAD];
+        for (; c + (AHEAD - 1) * STEP + XDI_CUDA_EIGHT <= end; c += AHEAD * STEP) {
+            XD_UNROLL
+            for (int k = 0; k < AHEAD; k++) raw[k].load(row + c + k * STEP);
+            XD_UNROLL
+            for (int k = 0; k < AHEAD; k++) use(raw[k], c + k * STEP);
+        }
+        XD_UNROLL
+        for (int k = 0; k < AHEAD - 1; k++)
+            if (c + k * STEP + XDI_CUDA_EIGHT <= end) raw[k].load(row + c + k * STEP);
+        XD_UNROLL
+        for (int k = 0; k < AHEAD - 1; k++) {
+            if (c + XDI_CUDA_EIGHT > end) break;
+            use(raw[k], c);
+            c += STEP;
+        }
+    }
+    XD_UNROLL_N(1)
+    for (; c < end; c += STEP) use(xdi_cuda_raw_of(row, c, end), c);
+}
+
+/* The same with four loads on their way all the time, for more registers: a step's is asked for as soon as those of the step four
+ * before are free. */
+template <int TEAM, typename T, typename Use>
+static __device__ inline void xdi_cuda_stream_eights(const T *row, int64_t end, Use use) {
     enum { AHEAD = 4, STEP = TEAM * XDI_CUDA_EIGHT };
     int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     if (xdi_cuda_is_aligned16(row) && c + XDI_CUDA_EIGHT <= end) {

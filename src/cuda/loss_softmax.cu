@@ -39,7 +39,7 @@ struct xdi_cuda_softmax_seen {
 /* The largest element of a row, and the sum of e^((x - max) / tau), NaN when the row has one; on all threads of the team. */
 template <int TEAM, typename T>
 static __device__ inline double xdi_cuda_softmax_sum(const T *row, int64_t columns, xdi_cuda_softmax_seen *seen, float *max) {
-    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
+    xdi_cuda_stream_eights<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
     *max = xdi_cuda_team_reduce<TEAM>(seen->largest, -INFINITY, xdi_cuda_larger_float<false>());
     return xdi_cuda_team_reduce<TEAM>(seen->sum_from(*max), 0.0, xdi_cuda_add());
 }
@@ -75,7 +75,7 @@ struct xdi_cuda_softmax_join {
 template <int TEAM, typename T>
 static __device__ inline xdi_cuda_softmax_whole xdi_cuda_softmax_whole_of(const T *row, int64_t columns, xdi_cuda_softmax_seen *seen,
                                                                           float *max) {
-    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
+    xdi_cuda_stream_eights<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
     *max = xdi_cuda_team_reduce<TEAM>(seen->largest, -INFINITY, xdi_cuda_larger_float<false>());
     const bool has = *max > -INFINITY && seen->largest == *max;
     const int64_t arg = has ? xdi_cuda_softmax_first(row, columns, seen->column, *max) : (int64_t)INT64_MAX;

@@ -7295,6 +7295,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         bool heard = m->heard != 0;
         xdi_cuda_ring_hear(&m->barriers.told[which], m->phases[which], &heard);
         heard = __all_sync(0xffffffffu, heard) != 0;
+        __syncwarp(); /* all lanes have read the phase */
         if (lane() == 0) m->phases[which] ^= 1u;
         if (lane() == 0 && !heard) m->heard = 0, *own = (double)NAN;
         __syncwarp();
@@ -15177,4 +15178,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 490e55139c0067917b6cd1c18f122db9fee0a55c6ad5f090cb71ffc06405c0b0 */
+/* xdistill sha256 fd7b81388966cf67f7d9194371e940e4ba83b238690ecf1d5c72e182982cccf8 */

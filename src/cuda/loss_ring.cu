@@ -163,6 +163,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         bool heard = m->heard != 0;
         xdi_cuda_ring_hear(&m->barriers.told[which], m->phases[which], &heard);
         heard = __all_sync(0xffffffffu, heard) != 0;
+        __syncwarp(); /* all lanes have read the phase */
         if (lane() == 0) m->phases[which] ^= 1u;
         if (lane() == 0 && !heard) m->heard = 0, *own = (double)NAN;
         __syncwarp();

@@ -4158,6 +4158,38 @@ static __device__ inline void xdi_cuda_each_eight(const T *row, int64_t end, Use
     for (; c < end; c += STEP) use(xdi_cuda_raw_of(row, c, end), c);
 }
 
+/* The same with four loads on their way all the time, for more registers: a step's is asked for as soon as those of the step four
+ * before are free. */
+template <int TEAM, typename T, typename Use>
+static __device__ inline void xdi_cuda_stream_eights(const T *row, int64_t end, Use use) {
+    enum { AHEAD = 4, STEP = TEAM * XDI_CUDA_EIGHT };
+    int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    if (xdi_cuda_is_aligned16(row) && c + XDI_CUDA_EIGHT <= end) {
+        int left = (int)((end - XDI_CUDA_EIGHT - c) / STEP) + 1; /* whole steps */
+        xdi_cuda_raw<T> raw[AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (k < left) raw[k].load(row + c + k * STEP);
+        XD_UNROLL_N(1)
+        for (; left > AHEAD; left -= AHEAD) {
+            XD_UNROLL
+            for (int k = 0; k < AHEAD; k++, c += STEP) {
+                const xdi_cuda_raw<T> now = raw[k];
+                if (k + AHEAD < left) raw[k].load(row + c + AHEAD * STEP);
+                use(now, c);
+            }
+        }
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++) {
+            if (k >= left) break;
+            use(raw[k], c);
+            c += STEP;
+        }
+    }
+    XD_UNROLL_N(1)
+    for (; c < end; c += STEP) use(xdi_cuda_raw_of(row, c, end), c);
+}
+
 /* The largest at each of the eight places. */
 template <typename T, bool NANS> struct xdi_cuda_places;
 
@@ -5667,9 +5699,13 @@ static __device__ inline unsigned xdi_cuda_cluster_size() {
     return size;
 }
 
-static __device__ inline void xdi_cuda_cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+/* The two halves of the cluster's barrier; all threads of all blocks arrive, and wait before they arrive again. */
+static __device__ inline void xdi_cuda_cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+static __device__ inline void xdi_cuda_cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 /* The address in block `rank` of what lies at `shared` in this block. Volatile, so that only lanes ask whose block there is. */
@@ -5712,6 +5748,30 @@ static __device__ inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigne
     return done != 0;
 }
 
+/* The same where other blocks of the cluster have stored what the phase waits for. */
+static __device__ inline bool xdi_cuda_barrier_passed_cluster(uint64_t *barrier, unsigned parity) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    unsigned done;
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done)
+                 : "r"(at), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+/* Stores 16 bytes at the same place of block `rank` as `shared` in this one, whose barrier counts them. Nothing else of this thread
+ * is ordered by that, so that no round trip to L2 is waited for. */
+static __device__ inline void xdi_cuda_cluster_put16(void *shared, const void *from, uint64_t *barrier, unsigned rank) {
+    const unsigned own = (unsigned)__cvta_generic_to_shared(shared), counter = (unsigned)__cvta_generic_to_shared(barrier);
+    uint64_t words[2];
+    memcpy(words, static_cast<const xdi_cuda_bits16 *>(from), sizeof words);
+    asm volatile("{\n\t.reg .b32 to, at;\n\tmapa.shared::cluster.u32 to, %0, %4;\n\tmapa.shared::cluster.u32 at, %3, %4;\n\t"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [to], {%1, %2}, [at];\n\t}" ::"r"(own),
+                 "l"(words[0]), "l"(words[1]), "r"(counter), "r"(rank)
+                 : "memory");
+}
+
 static __device__ inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes,
                                                  uint64_t *barrier) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(shared),
@@ -5737,8 +5797,12 @@ static inline unsigned xdi_cuda_cluster_size() {
     return emu_cluster_size();
 }
 
-static inline void xdi_cuda_cluster_sync() {
-    emu_cluster_sync();
+static inline void xdi_cuda_cluster_arrive() {
+    emu_cluster_arrive();
+}
+
+static inline void xdi_cuda_cluster_wait() {
+    emu_cluster_wait();
 }
 
 template <typename T> static inline T *xdi_cuda_cluster_map(T *shared, unsigned rank) {
@@ -5763,6 +5827,16 @@ static inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigned parity) {
     return emu_mbarrier_try(barrier, parity) != 0;
 }
 
+static inline bool xdi_cuda_barrier_passed_cluster(uint64_t *barrier, unsigned parity) {
+    return emu_mbarrier_try(barrier, parity) != 0;
+}
+
+static inline void xdi_cuda_cluster_put16(void *shared, const void *from, uint64_t *barrier, unsigned rank) {
+    uint64_t words[2];
+    memcpy(words, from, sizeof words);
+    emu_store_async(emu_map_shared(static_cast<char *>(shared), rank), words[0], words[1], emu_map_shared(barrier, rank));
+}
+
 static inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier) {
     emu_bulk_load(shared, global, bytes, barrier);
 }
@@ -5780,7 +5854,9 @@ static __device__ inline unsigned xdi_cuda_cluster_size() {
     return 1;
 }
 
-static __device__ inline void xdi_cuda_cluster_sync() {}
+static __device__ inline void xdi_cuda_cluster_arrive() {}
+
+static __device__ inline void xdi_cuda_cluster_wait() {}
 
 template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared, unsigned) {
     return shared;
@@ -5798,23 +5874,35 @@ static __device__ inline bool xdi_cuda_barrier_passed(uint64_t *, unsigned) {
     return true;
 }
 
+static __device__ inline bool xdi_cuda_barrier_passed_cluster(uint64_t *, unsigned) {
+    return true;
+}
+
+static __device__ inline void xdi_cuda_cluster_put16(void *, const void *, uint64_t *, unsigned) {}
+
 static __device__ inline void xdi_cuda_bulk_load(void *, const void *, unsigned, uint64_t *) {}
 
 static __device__ inline void xdi_cuda_bulk_fence() {}
 
 #endif
 
+static __device__ inline void xdi_cuda_cluster_sync() {
+    xdi_cuda_cluster_arrive();
+    xdi_cuda_cluster_wait();
+}
+
 /* ---- the ring ---- */
 
-/* A block's last warp asks for the copies; the others work on what is there. Twelve warps, two blocks on a multiprocessor: more
- * of them hide more of what each waits for, but leave a thread less than 80 registers. */
+/* A block's last warp asks for the copies; the others work on what is there. Fourteen warps, two blocks on a multiprocessor: more
+ * of them hide more of what each waits for, but leave a thread less than 72 registers. */
 enum {
-    XDI_CUDA_RING_WARPS = 11, /* that work */
+    XDI_CUDA_RING_WARPS = 13, /* that work */
     XDI_CUDA_RING_LANES = XDI_CUDA_RING_WARPS * XDI_CUDA_WARP,
     XDI_CUDA_RING_THREADS = XDI_CUDA_RING_LANES + XDI_CUDA_WARP,
     XDI_CUDA_RING_PART = 16 * XDI_CUDA_RING_LANES,  /* bytes: a pack a thread */
     XDI_CUDA_RING_STAGE = 4 * XDI_CUDA_RING_PART,   /* of all tensors */
     XDI_CUDA_RING_STAGES = 10,                      /* at most: those of one block on a multiprocessor */
+    XDI_CUDA_RING_TOLD = 3,                         /* sums of rows by turns, and the second sums of a row */
 #if defined(XD_EMU)
     XDI_CUDA_RING_TRIES = 4 /* there a wait ends at once when the copy is lost */
 #else
@@ -5824,6 +5912,7 @@ enum {
 
 struct xdi_cuda_ring_barriers {
     uint64_t full[XDI_CUDA_RING_STAGES], empty[XDI_CUDA_RING_STAGES];
+    uint64_t told[XDI_CUDA_RING_TOLD]; /* where blocks of the cluster count what they tell each other */
 };
 
 /* A place in the ring, and the parity of its barrier's phase. */
@@ -5851,12 +5940,21 @@ static __device__ inline void xdi_cuda_ring_wait(uint64_t *barrier, unsigned par
     *sound = false;
 }
 
+/* The same for what other blocks store. */
+static __device__ inline void xdi_cuda_ring_hear(uint64_t *barrier, unsigned parity, bool *heard) {
+    if (xdi_cuda_barrier_passed_cluster(barrier, parity)) return;
+    for (int i = 0; i < XDI_CUDA_RING_TRIES && *heard; i++)
+        if (xdi_cuda_barrier_passed_cluster(barrier, parity)) return;
+    *heard = false;
+}
+
 /* One thread makes the barriers; the block synchronises before it uses them. */
 static __device__ inline void xdi_cuda_ring_init(xdi_cuda_ring_barriers *barriers, int stages) {
     for (int i = 0; i < stages; i++) {
         xdi_cuda_barrier_init(&barriers->full[i], 1);
         xdi_cuda_barrier_init(&barriers->empty[i], (unsigned)XDI_CUDA_RING_WARPS);
     }
+    for (int i = 0; i < XDI_CUDA_RING_TOLD; i++) xdi_cuda_barrier_init(&barriers->told[i], 1);
     xdi_cuda_barriers_ready();
 }
 
@@ -6311,21 +6409,21 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
 
   private:
     template <bool GUARDED> __device__ void take_part(const unsigned char *at, int left, int column, int part) {
-        xdi_cuda_eight y = {};
         const xdi_cuda_eight x = form::read(at, part, left);
-        if (is::SOFT) y = form::read(at + form::BYTES, part, left);
         if (is::SMOOTH) put(XD_LOSS_LINEAR, form::has_second(part, left) ? xdi_cuda_sum_of(x) : sum_of_four(x));
-        add<GUARDED>(x, y, column, part);
+        add<GUARDED>(x, at, left, column, part);
     }
     /* One question for both tensors, unless what they have does not fit into registers together. */
-    template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
-        enum { APART = is::BOTH || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
+    template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const unsigned char *at, int left, int column, int part) {
+        enum { APART = is::FORWARD || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
-        xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {};
+        xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {}, y = {};
+        if (is::SOFT && (!APART || is::REVERSE)) y = form::read(at + form::BYTES, part, left);
         float own = NARROW ? INFINITY : xdi_cuda_sum_of(e), other = 0.0f;
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
         if (APART && may_have(own)) own = set_apart(x, y, column, part, &e, &h);
         if (APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
+        if (is::SOFT && APART && !is::REVERSE) y = form::read(at + form::BYTES, part, left); /* until then no registers */
         if (is::SOFT) {
             const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
             f = xdi_cuda_ring_powers(b);
@@ -6589,6 +6687,7 @@ struct xdi_cuda_ring_factors<xdi_cuda_bf16, KIND> : xdi_cuda_ring_scale<xdi_cuda
         *teacher_log = more ? -low : -high;
         return z;
     }
+    __device__ void weigh(xdi_cuda_ring_mixtures *) const {}
     /* Whether 2^d neither overflows nor loses a power that is in the sums, when the lowest logit of a thread's is this. */
     __device__ bool is_narrow(float beta, float lowest) const {
         return __fmul_rn(__fsub_rn(this->max, lowest), student.s) < 100.0f && beta < 1.0f;
@@ -6699,11 +6798,18 @@ template <int KIND> struct xdi_cuda_ring_factors<float, KIND> : xdi_cuda_ring_sc
             if (form::has_second(part, left)) xdi_cuda_store16(to + form::column(part, 4), xdi_cuda_rounded<float>(g.at + 4));
         }
     }
+    /* Relative to the largest element: `rest` is 0. */
+    static __device__ xdi_cuda_eight powers(const xdi_cuda_ring_exponent &of, const xdi_cuda_eight &x) {
+        xdi_cuda_eight e;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = __fmul_rn(__fsub_rn(x.at[i], of.base), of.s);
+        return xdi_cuda_ring_powers(e);
+    }
     __device__ xdi_cuda_eight gradient(const xdi_cuda_eight &x, const xdi_cuda_eight &y) const {
-        const xdi_cuda_eight p = xdi_cuda_ring_powers(student.template of<true>(x));
+        const xdi_cuda_eight p = powers(student, x);
         xdi_cuda_eight g, q = {}, h = {};
-        if (is::FORWARD) q = xdi_cuda_ring_powers(teacher.template of<true>(y));
-        if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<true>(x));
+        if (is::FORWARD) q = powers(teacher, y);
+        if (is::BOTH && !is::SHARED) h = powers(hard, x);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             const float scaled = __fmul_rn(p.at[i], is::ALONE ? hard_weight : weight);
@@ -6748,42 +6854,38 @@ template <int KIND> struct xdi_cuda_ring_factors<float, KIND> : xdi_cuda_ring_sc
             if (form::has_second(part, left)) xdi_cuda_put16(to + XDI_CUDA_RING_PART, xdi_cuda_rounded<float>(log.at + 4));
         }
     }
+    /* The sums are of powers; those of probabilities are asked for. */
+    __device__ void weigh(xdi_cuda_ring_mixtures *sums) const {
+        sums->student = __fmul_rn(sums->student, weight);
+        sums->teacher = __fmul_rn(sums->teacher, teacher_weight);
+    }
     /* Returns the logarithms of student/mixture. */
     __device__ xdi_cuda_eight mixed(const xdi_cuda_eight &x, const xdi_cuda_eight &y, float beta, int column, int part,
                                     xdi_cuda_ring_mixtures *sums) const {
-        xdi_cuda_eight power = xdi_cuda_ring_powers(student.template of<true>(x)), log, own, teacher_log;
-        xdi_cuda_eight teacher_power = xdi_cuda_ring_powers(teacher.template of<true>(y));
+        xdi_cuda_eight log, own, teacher_log;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             xdi_cuda_loss_log_ratios_of(ratio_of(x.at[i], y.at[i]), beta, &log.at[i], &teacher_log.at[i]);
             own.at[i] = -log.at[i];
         }
+        xdi_cuda_eight power = powers(student, x);
+        xdi_cuda_eight teacher_power = powers(teacher, y);
         this->set_apart(*sums, x, column, part, &own, &power, &teacher_power);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             if (power.at[i] > 0.0f)
-                sums->student = __fmaf_rn(__fmul_rn(power.at[i], weight), own.at[i], sums->student);
+                sums->student = __fmaf_rn(power.at[i], own.at[i], sums->student);
             if (teacher_power.at[i] > 0.0f)
-                sums->teacher = __fmaf_rn(__fmul_rn(teacher_power.at[i], teacher_weight), teacher_log.at[i], sums->teacher);
+                sums->teacher = __fmaf_rn(teacher_power.at[i], teacher_log.at[i], sums->teacher);
         }
         return log;
     }
 };
 
-/* >>cuda/loss_ring.cu */
+/* >>cuda/loss_ring_row.cuh */
 
-/* Losses of rows that stay on the chip, so that a row is read once and its gradient written once. The grid is as large as the
- * GPU, in clusters of blocks that share a row; a block has `slice` columns of it, in a ring of stages (ring.cuh) that also holds
- * what comes next. Per row:
- *
- *   1. every block finds its largest elements, then its sums relative to them;
- *   2. its last warp writes both into the shared memory of all blocks, and the cluster synchronises (JSD: twice);
- *   3. that warp merges the blocks' sums in the order of the columns, and leaves what the gradient needs;
- *   4. the other warps compute the gradient, while the last one asks for the copies of later rows.
- *
- * One such warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
- * records what kernel/loss.h promises: the row's scalars and findings, and the gradient of the two columns that may hold nearly
- * all probability. Rows that it cannot take have the path of loss_fused.cu. */
+/* What loss_ring.cu keeps of a row and in a block's memory, the thread that asks for copies, and a row's sums: a block's entry, all
+ * blocks' entries to what the gradient needs, and to the record of the second kernel. */
 
 /* A row for the second kernel, in the memory of references and sums. */
 struct xdi_cuda_ring_record {
@@ -6794,11 +6896,16 @@ static_assert(sizeof(xdi_cuda_ring_record) <= XD_LOSS_REFERENCES * sizeof(double
               "a row's memory, see xdi_loss_layout");
 
 /* What a block tells the others: sums as in kernel/loss.h. */
-struct xdi_cuda_ring_entry {
+struct alignas(16) xdi_cuda_ring_entry {
     double sum[XDI_CUDA_LOSS_TERMS], ones; /* ones: of the student's columns that have its largest element */
     float max, teacher_max, beside;        /* beside: the teacher's logit at arg */
     float label_x, label_y;                /* 0 unless the block has the label */
     int arg, columns;                      /* arg: a column of the block */
+};
+
+/* JSD: a block's sums over the mixture. */
+struct alignas(16) xdi_cuda_ring_mixed {
+    double sum[XD_LOSS_MIXTURES];
 };
 
 enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_SCALE = 160 };
@@ -6820,9 +6927,14 @@ struct xdi_cuda_ring_memory {
     int args[XDI_CUDA_RING_WARPS];      /* the lowest column that has the block's largest element; INT32_MAX: none */
     double totals[XDI_CUDA_RING_TOTALS]; /* of all warps */
     xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
-    double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
+    xdi_cuda_ring_mixed mixtures[XDI_CUDA_RING_BLOCKS];
+    xdi_cuda_ring_entry own; /* on their way to the others */
+    xdi_cuda_ring_mixed own_mixed;
     alignas(16) unsigned char factors[XDI_CUDA_RING_SCALE]; /* what the row's gradient needs */
-    int next;                                               /* the cluster's next row that counts */
+    int next;                                               /* the cluster's next row that counts, */
+    double next_scale;                                      /* and its scale */
+    int sound, heard;                                       /* all copies so far, and all that blocks have told this one */
+    unsigned phases[XDI_CUDA_RING_TOLD];                    /* parities of the next waits for that */
 };
 
 /* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
@@ -7028,6 +7140,21 @@ static __device__ inline void xdi_cuda_ring_keep(const xdi_cuda_ring_block &b, c
     record->ref[XD_LOSS_TEACHER_MAX] = (double)row.teacher_max;
 }
 
+/* >>cuda/loss_ring.cu */
+
+/* Losses of rows that stay on the chip, so that a row is read once and its gradient written once. The grid is as large as the
+ * GPU, in clusters of blocks that share a row; a block has `slice` columns of it, in a ring of stages (ring.cuh) that also holds
+ * what comes next. Per row:
+ *
+ *   1. every block finds its largest elements, then its sums relative to them;
+ *   2. its last warp stores both into the shared memory of all blocks, whose barriers count them (JSD: twice);
+ *   3. that warp merges the blocks' sums in the order of the columns, and leaves what the gradient needs;
+ *   4. the other warps compute the gradient, while the last one asks for the copies of later rows.
+ *
+ * One such warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
+ * records what kernel/loss.h promises: the row's scalars and findings, and the gradient of the two columns that may hold nearly
+ * all probability. Rows that it cannot take have the path of loss_fused.cu. */
+
 /* ---- the kernel ---- */
 
 template <typename X, int KIND> struct xdi_cuda_ring_worker {
@@ -7047,7 +7174,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     unsigned char *room;
     xdi_cuda_ring_memory *m;
     xdi_cuda_ring_place start; /* of this row */
-    bool sound;
+    bool sound; /* no copy of this block was lost */
 
     static __device__ int lane() {
         return (int)threadIdx.x % XDI_CUDA_WARP;
@@ -7139,6 +7266,20 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         if (lane() % 4 == 0) m->totals[lane() / 4] = sum;
         __syncwarp();
     }
+    /* Tells every block what the first lane has left at `own`; it counts at their barrier `which`. */
+    template <typename T> __device__ void tell_all(T *at, const T *own, int which) {
+        enum { PARTS = (int)(sizeof(T) / 16) };
+        uint64_t *const counter = &m->barriers.told[which];
+        static_assert(sizeof(T) % 16 == 0, "whole stores");
+        __syncwarp();
+        if (lane() == 0) xdi_cuda_barrier_expect(counter, (unsigned)(b.blocks * (int)sizeof *own));
+        XD_UNROLL_N(1)
+        for (int i = lane(); i < b.blocks * PARTS; i += XDI_CUDA_WARP) {
+            const int part = i % PARTS * 16;
+            xdi_cuda_cluster_put16(reinterpret_cast<char *>(at) + part, reinterpret_cast<const char *>(own) + part, counter,
+                                   (unsigned)(i / PARTS));
+        }
+    }
     /* Tells every block this one's sums. */
     __device__ void tell(int r, int parity, const xdi_cuda_ring_corrections &by, float max, float teacher_max) {
         double sum[XDI_CUDA_RING_SUMS] = {};
@@ -7158,7 +7299,18 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             e.sum[XD_LOSS_CROSS] += s * (y * sum[XD_LOSS_SOFT] + (e.ones * y - apart));
         }
         if (!sound) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
-        if (lane() < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane()) = e;
+        if (lane() == 0) m->own = e;
+        tell_all(&m->table[parity][b.rank], &m->own, parity);
+    }
+    /* Waits for what all blocks have told; where that takes too long, *own, this block's part of it, becomes no number. */
+    __device__ void hear(int which, double *own) {
+        bool heard = m->heard != 0;
+        xdi_cuda_ring_hear(&m->barriers.told[which], m->phases[which], &heard);
+        heard = __all_sync(0xffffffffu, heard) != 0;
+        __syncwarp(); /* all lanes have read the phase */
+        if (lane() == 0) m->phases[which] ^= 1u;
+        if (lane() == 0 && !heard) m->heard = 0, *own = (double)NAN;
+        __syncwarp();
     }
     /* Leaves what the gradient needs. */
     __device__ void leave(const factors &f) {
@@ -7175,23 +7327,23 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             each([&](unsigned char *at, int left, int column) { f.template mix<true>(at, left, column, call.beta, &of); });
         else
             each([&](unsigned char *at, int left, int column) { f.template mix<false>(at, left, column, call.beta, &of); });
+        left().weigh(&of); /* read again, for want of registers */
         const float total = xdi_cuda_ring_add_four<2>(of.student, of.teacher, 0.0f, 0.0f);
         if (lane() < 2) m->parts[lane()][warp()] = total;
     }
     /* JSD: tells every block this one's sums over the mixture. */
     __device__ void tell_mixtures() {
         total_up();
-        if (lane() >= b.blocks) return;
-        double *const to = xdi_cuda_cluster_map(m->mixtures[b.rank], (unsigned)lane());
-        to[XD_LOSS_STUDENT_MIXTURE] = -m->totals[0];
-        to[XD_LOSS_TEACHER_MIXTURE] = m->totals[1];
+        if (lane() == 0) m->own_mixed.sum[XD_LOSS_STUDENT_MIXTURE] = -m->totals[0];
+        if (lane() == 0) m->own_mixed.sum[XD_LOSS_TEACHER_MIXTURE] = m->totals[1];
+        tell_all(&m->mixtures[b.rank], &m->own_mixed, 2);
     }
     /* JSD: the row's mean. */
     __device__ void merge_mixtures(int r, const factors &f, float rest, xdi_cuda_ring_row *row) {
         const int block = lane() % XDI_CUDA_RING_BLOCKS;
         double sum[XD_LOSS_MIXTURES];
         for (int i = 0; i < XD_LOSS_MIXTURES; i++)
-            sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(block < b.blocks ? m->mixtures[block][i] : 0.0);
+            sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(block < b.blocks ? m->mixtures[block].sum[i] : 0.0);
         const double unit = (double)factors::nats(1.0f);
         const double student = unit * (sum[XD_LOSS_STUDENT_MIXTURE] - (double)f.top * (double)rest);
         row->top = factors::nats(f.top);
@@ -7238,20 +7390,19 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     __device__ void work(int r) {
         xdi_cuda_ring_peak<X, KIND> peak;
         sums mine;
+        sound = m->sound != 0; /* which is not kept in a register from row to row */
         look(&peak);
         meet();
         mine.begin(peak, call, largest(0), is::SOFT ? largest(1) : 0.0f);
         add_up(&mine);
         keep_warp(mine);
-        sound = meet_sound();
-        xdi_cuda_cluster_sync();
+        meet_sound();
         meet();
         factors f = left();
         if (is::JSD) {
             const bool wide = f.guarded || !f.is_narrow(call.beta, mine.lowest);
             mix(mine, f, __any_sync(0xffffffffu, wide) != 0);
             meet();
-            xdi_cuda_cluster_sync();
             meet();
             f = left();
         }
@@ -7262,7 +7413,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         start = start.after(b.chunks, call.stages);
     }
     /* The same row, by the last warp. */
-    __device__ void lead(int r, double scale, int parity, int *next, double *next_scale) {
+    __device__ void lead(int r, double scale, int parity) {
         const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
         float rest = 0.0f;
         factors f;
@@ -7271,10 +7422,11 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         sums mine; /* for the exponents, which all threads have */
         mine.begin(xdi_cuda_ring_peak<X, KIND>(), call, max, teacher_max);
         const xdi_cuda_ring_corrections by = xdi_cuda_ring_corrections_of(mine);
-        *next = counting(r + b.clusters, next_scale); /* while the others add up */
+        count(r + b.clusters); /* while the others add up, who have read m->next */
         sound = meet_sound(); /* asks no more for a ring that has lost one */
+        if (lane() == 0) m->sound = sound;
         tell(r, parity, by, max, teacher_max);
-        xdi_cuda_cluster_sync();
+        hear(parity, &m->table[parity][b.rank].sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD]);
         xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, call, m->table[parity], &rest);
         f.settle(call, weights, row);
         if (is::JSD)
@@ -7282,12 +7434,11 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         else
             f.lean(call, weights, row);
         leave(f);
-        if (lane() == 0) m->next = *next;
         meet();
         if (is::JSD) {
             meet();
             tell_mixtures();
-            xdi_cuda_cluster_sync();
+            hear(2, &m->mixtures[b.rank].sum[XD_LOSS_STUDENT_MIXTURE]);
             f = left();
             merge_mixtures(r, f, rest, &row);
             f.lean(call, weights, row);
@@ -7304,6 +7455,11 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         }
         return r;
     }
+    __device__ void count(int r) {
+        double scale = 0.0;
+        const int next = counting(r, &scale);
+        if (lane() == 0) m->next = next, m->next_scale = scale;
+    }
     __device__ void run() {
         int r = b.cluster, next = m->next;
         for (;;) {
@@ -7319,17 +7475,16 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         int parity = 0;
         if (lane() == 0) m->feed = xdi_cuda_ring_feed_of(a, b);
         ask(call.stages);
-        double scale = 0.0, next_scale = 0.0;
-        int next;
-        for (int r = counting(b.cluster, &scale); r < (int)a.student.rows; r = next, scale = next_scale, parity ^= 1) {
-            lead(r, scale, parity, &next, &next_scale);
+        for (int r = m->next; r < (int)a.student.rows; r = m->next, parity ^= 1) {
+            lead(r, m->next_scale, parity);
+            __syncwarp();
             ask(b.chunks);
             start = start.after(b.chunks, call.stages);
         }
     }
 };
 
-/* Blocks that share a multiprocessor; fewer where 80 registers do not suffice. */
+/* Blocks that share a multiprocessor; fewer where 72 registers do not suffice. */
 template <typename X, int KIND> struct xdi_cuda_ring_least {
     typedef xdi_cuda_ring_is<KIND> is;
     enum { BLOCKS = XDI_CUDA_RING_NARROW && sizeof(X) == 2 && is::FORWARD && !is::SHARED ? 1 : 2 };
@@ -7344,9 +7499,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, xdi_cuda_ring_le
     const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X, xdi_cuda_ring_is<KIND>::TENSORS>(a, call);
     xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, true };
     if (threadIdx.x == 0) {
-        double scale;
+        memory.next_scale = 0.0;
         xdi_cuda_ring_init(&memory.barriers, call.stages);
-        memory.next = worker.counting(b.cluster, &scale);
+        memory.next = worker.counting(b.cluster, &memory.next_scale);
+        memory.sound = memory.heard = 1;
+        for (int i = 0; i < XDI_CUDA_RING_TOLD; i++) memory.phases[i] = 0;
     }
     xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
     if (worker.leads())
@@ -8706,9 +8863,9 @@ static xd_result xdi_cuda_estimate_load(xd_ctx *ctx) {
 /* ---- stats: grid (rows / teams), block 256; one read of the rows ---- */
 
 /* What a thread has seen of a row. Terms are e^((x - base) / tau), where base is an element that the largest one exceeds by at most
- * a factor of 2^8 of the powers: so a sum keeps its digits, and is seldom scaled. NaN gets into the sum alone. */
+ * a factor of 2^16 of the powers: so a sum keeps its digits, and is seldom scaled. NaN gets into the sum alone. */
 struct xdi_cuda_softmax_seen {
-    enum { OCTAVES = 8 };
+    enum { OCTAVES = 16 };
     float factor, largest = -INFINITY, base = 0.0f;
     int64_t column = 0; /* of the first eight that have the largest */
     double sum = 0.0;
@@ -8741,23 +8898,48 @@ struct xdi_cuda_softmax_seen {
 /* The largest element of a row, and the sum of e^((x - max) / tau), NaN when the row has one; on all threads of the team. */
 template <int TEAM, typename T>
 static __device__ inline double xdi_cuda_softmax_sum(const T *row, int64_t columns, xdi_cuda_softmax_seen *seen, float *max) {
-    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
+    xdi_cuda_stream_eights<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
     *max = xdi_cuda_team_reduce<TEAM>(seen->largest, -INFINITY, xdi_cuda_larger_float<false>());
     return xdi_cuda_team_reduce<TEAM>(seen->sum_from(*max), 0.0, xdi_cuda_add());
 }
 
-struct xdi_cuda_lower {
-    __device__ int64_t operator()(int64_t a, int64_t b) const {
-        return a < b ? a : b;
-    }
-};
-
 /* The first of eight columns that has an element. */
 template <typename T>
 static __device__ inline int64_t xdi_cuda_softmax_first(const T *row, int64_t columns, int64_t column, float element) {
-    int64_t c = column;
-    while (c + 1 < columns && c + 1 < column + XDI_CUDA_EIGHT && xdi_cuda_widen(row[c]) != element) c++;
-    return c;
+    xdi_cuda_raw<T> raw;
+    if (xdi_cuda_is_aligned16(row + column) && column + XDI_CUDA_EIGHT <= columns)
+        raw.load(row + column); /* one wait, for which the whole block waits */
+    else
+        raw = xdi_cuda_raw_of(row, column, columns);
+    const xdi_cuda_eight x = raw.widened();
+    int first = 0;
+    XD_UNROLL
+    for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
+        if (x.at[i] == element) first = i;
+    return column + first;
+}
+
+/* The same sum, and the first column that has the largest element; INT64_MAX where nothing is above -infinity. */
+struct xdi_cuda_softmax_whole {
+    double sum;
+    int64_t arg;
+};
+
+struct xdi_cuda_softmax_join {
+    __device__ xdi_cuda_softmax_whole operator()(const xdi_cuda_softmax_whole &a, const xdi_cuda_softmax_whole &b) const {
+        return { a.sum + b.sum, a.arg < b.arg ? a.arg : b.arg };
+    }
+};
+
+template <int TEAM, typename T>
+static __device__ inline xdi_cuda_softmax_whole xdi_cuda_softmax_whole_of(const T *row, int64_t columns, xdi_cuda_softmax_seen *seen,
+                                                                          float *max) {
+    xdi_cuda_stream_eights<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
+    *max = xdi_cuda_team_reduce<TEAM>(seen->largest, -INFINITY, xdi_cuda_larger_float<false>());
+    const bool has = *max > -INFINITY && seen->largest == *max;
+    const int64_t arg = has ? xdi_cuda_softmax_first(row, columns, seen->column, *max) : (int64_t)INT64_MAX;
+    const xdi_cuda_softmax_whole mine = { seen->sum_from(*max), arg }, none = { 0.0, INT64_MAX };
+    return xdi_cuda_team_reduce<TEAM>(mine, none, xdi_cuda_softmax_join());
 }
 
 template <int TEAM, typename T>
@@ -8768,10 +8950,9 @@ xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
     const T *row = xdi_cuda_row<T>(a.logits, r);
     xdi_cuda_softmax_seen seen(xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature));
     float max;
-    const double sum = xdi_cuda_softmax_sum<TEAM>(row, columns, &seen, &max);
-    const bool has = max > -INFINITY && seen.largest == max;
-    int64_t arg = has ? xdi_cuda_softmax_first(row, columns, seen.column, max) : (int64_t)INT64_MAX;
-    arg = xdi_cuda_team_reduce<TEAM>(arg, (int64_t)INT64_MAX, xdi_cuda_lower());
+    const xdi_cuda_softmax_whole whole = xdi_cuda_softmax_whole_of<TEAM>(row, columns, &seen, &max);
+    const double sum = whole.sum;
+    int64_t arg = whole.arg;
     if (arg == INT64_MAX) arg = columns > 0 ? 0 : -1 - a.vocab.begin; /* nothing above -infinity */
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
     const bool broken = !(max < INFINITY) || !(sum < (double)INFINITY);
@@ -13929,6 +14110,11 @@ struct xdi_cuda_total_findings {
     }
 };
 
+/* Numbers of a tile, two in a load. */
+struct alignas(16) xdi_cuda_total_pair {
+    double at[2];
+};
+
 /* A sum of numbers of the block's threads, tile after tile; all threads call its functions. */
 template <bool FIXED> struct xdi_cuda_total_sum {
     unsigned long long *limbs; /* [XD_NORM_LIMBS] shared */
@@ -13944,11 +14130,14 @@ template <bool FIXED> struct xdi_cuda_total_sum {
         const uint64_t mantissa = FIXED ? xd_sum_mantissa(term, &bit) : 0;
         if (mantissa) xdi_cuda_limbs_add(limbs, mantissa, bit);
     }
-    /* The magnitudes of those numbers of a tile whose place is this sum's. */
-    __device__ void add(const double *tile, const int *places, int own, int64_t n) {
-        const bool adds = !FIXED && (int)threadIdx.x == thread;
-        for (int64_t k = 0; adds && k < n; k++)
-            if (places[k] == own) sum = xd_add(sum, fabs(tile[k]));
+    /* n numbers and one more, none negative. What is not this sum's is 0 there, which changes no bit of it. */
+    __device__ void add(const xdi_cuda_total_pair *tile, int n) {
+        const int end = !FIXED && (int)threadIdx.x == thread ? (n + 1) / 2 : 0;
+        XD_UNROLL_N(8)
+        for (int k = 0; k < end; k++) {
+            const xdi_cuda_total_pair pair = tile[k];
+            sum = xd_add(xd_add(sum, pair.at[0]), pair.at[1]);
+        }
     }
     /* All threads' puts lie before a barrier. */
     __device__ void write(int64_t *words) {
@@ -13970,51 +14159,76 @@ static int xdi_cuda_total_threads(int64_t samples, int64_t bins) {
     return (int)threads;
 }
 
-/* ---- total ---- */
+/* ---- total, and of a rank that is alone what finish does, too ---- */
+
+/* The finish entry of a rank alone, whose record is in shared memory. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_sample_finish_as(const xd_sample_args &a, const int64_t *record, xd_status *status) {
+    xd_sample_args known = a;
+    known.fixed = FIXED;
+    known.ranks = 1;
+    known.records = record;
+    xd_sample_finish(&known, status);
+}
 
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
-    xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a) {
-    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
-    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]);
+    xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a, bool alone, xd_status *status) {
+    XD_SHARED(xdi_cuda_total_pair, positives, [XDI_CUDA_TOTAL_THREADS / 2]);
+    XD_SHARED(xdi_cuda_total_pair, negatives, [XDI_CUDA_TOTAL_THREADS / 2]); /* their magnitudes */
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
+    XD_SHARED(int64_t, record, [XD_SAMPLE_RECORD_SUMS + 2 * XD_NORM_LIMBS]);
     const int t = (int)threadIdx.x;
+    xd_sample next;
+    if (t < a.samples) next = a.sample[t];
     xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, XDI_CUDA_WARP);
     xdi_cuda_total_findings findings;
     int64_t counted = 0;
     __syncthreads();
     for (int64_t begin = 0; begin < a.samples; begin += blockDim.x) {
         const int64_t b = begin + t, left = a.samples - begin;
+        positives[t / 2].at[t % 2] = negatives[t / 2].at[t % 2] = 0.0;
         if (b < a.samples) {
-            const xd_sample s = a.sample[b];
+            const xd_sample s = next;
+            if (b + blockDim.x < a.samples) next = a.sample[b + blockDim.x]; /* on its way while this tile is added */
             if (a.sample_loss) a.sample_loss[b] = s.loss;
             counted += s.counted;
             if (s.finding != (int64_t)XD_SAMPLE_FINE) findings.note(b, s.value);
-            tile[t] = s.loss;
-            places[t] = s.loss < 0.0 ? 1 : 0; /* 1: a negative one */
+            (s.loss < 0.0 ? negatives : positives)[t / 2].at[t % 2] = fabs(s.loss);
             if (s.loss < 0.0)
                 negative.put(-s.loss);
             else
                 positive.put(s.loss);
         }
         __syncthreads();
-        positive.add(tile, places, 0, left < blockDim.x ? left : blockDim.x);
-        negative.add(tile, places, 1, left < blockDim.x ? left : blockDim.x);
+        positive.add(positives, (int)(left < blockDim.x ? left : blockDim.x));
+        negative.add(negatives, (int)(left < blockDim.x ? left : blockDim.x));
         __syncthreads();
     }
     counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
-    if (t == 0) a.record[XD_SAMPLE_RECORD_COUNTED] = counted;
-    findings.write(a.record + XD_SAMPLE_RECORD_FINDINGS);
-    positive.write(a.record + XD_SAMPLE_RECORD_SUMS);
-    negative.write(a.record + XD_SAMPLE_RECORD_SUMS + xd_sum_words(FIXED));
+    if (t == 0) record[XD_SAMPLE_RECORD_COUNTED] = counted;
+    findings.write(record + XD_SAMPLE_RECORD_FINDINGS);
+    positive.write(record + XD_SAMPLE_RECORD_SUMS);
+    negative.write(record + XD_SAMPLE_RECORD_SUMS + xd_sum_words(FIXED));
+    __syncthreads();
+    if (t == 0 && alone) xdi_cuda_sample_finish_as<FIXED>(a, record, status);
+    for (int k = t; k < xd_sample_record_words(FIXED) && !alone; k += (int)blockDim.x) a.record[k] = record[k];
 }
 
-static xd_result xdi_cuda_sample_total(const xd_launch *launch, const xd_sample_args *a) {
+static xd_result xdi_cuda_sample_total_launch(const xd_launch *launch, const xd_sample_args *a, bool alone) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0));
-    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a);
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a);
+    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a, alone, launch->status);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a, alone, launch->status);
+}
+
+static xd_result xdi_cuda_sample_total(const xd_launch *launch, const xd_sample_args *a) {
+    return xdi_cuda_sample_total_launch(launch, a, false);
+}
+
+static xd_result xdi_cuda_sample_finish_alone(const xd_launch *launch, const xd_sample_args *a) {
+    return xdi_cuda_sample_total_launch(launch, a, true);
 }
 
 /* ---- finish: one thread, in the order of the ranks ---- */
@@ -14073,8 +14287,7 @@ static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdis
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     xdi_cuda_fdistill_bins_kernel(const __grid_constant__ xd_fdistill_args a, xd_status *status) {
-    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
-    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]); /* 0: of a finding */
+    XD_SHARED(xdi_cuda_total_pair, tile, [XDI_CUDA_TOTAL_THREADS / 2]);
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     XD_SHARED(int, clean, [1]);
     const int t = (int)threadIdx.x;
@@ -14089,14 +14302,16 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     __syncthreads();
     for (int64_t begin = 0; begin < a.logits.rows; begin += blockDim.x) {
         const int64_t b = begin + t, left = a.logits.rows - begin;
+        tile[t / 2].at[t % 2] = 0.0;
         if (b < a.logits.rows) {
-            places[t] = xd_fdistill_weigh(&a, b) ? 1 : 0;
-            tile[t] = a.weights[b];
-            counted += places[t];
-            if (places[t]) sum.put(tile[t]);
+            const bool counts = xd_fdistill_weigh(&a, b); /* else it has a finding */
+            const double weight = counts ? fabs(a.weights[b]) : 0.0;
+            tile[t / 2].at[t % 2] = weight;
+            counted += counts;
+            if (counts) sum.put(weight);
         }
         __syncthreads();
-        sum.add(tile, places, 1, left < blockDim.x ? left : blockDim.x);
+        sum.add(tile, (int)(left < blockDim.x ? left : blockDim.x));
         __syncthreads();
     }
     counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
@@ -14187,7 +14402,7 @@ template <> struct xdi_cuda_sample_resident<xdi_cuda_bf16> {
  * inputs. AHEAD: steps whose loads are asked for before they are needed. RESIDENT: blocks on a multiprocessor, as registers allow. */
 template <typename Storage> struct xdi_cuda_vsd_terms {
     typedef Storage T;
-    enum { SLOPE_INPUTS = 2, AHEAD = 2, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
+    enum { SLOPE_INPUTS = 2, AHEAD = 2, STREAMS = 0, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
     xd_vsd_args a;
     bool rounded;
 
@@ -14265,7 +14480,7 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Sto
 
 template <typename Storage> struct xdi_cuda_denoise_terms {
     typedef Storage T;
-    enum { SLOPE_INPUTS = 3, AHEAD = 1, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
+    enum { SLOPE_INPUTS = 3, AHEAD = 1, STREAMS = sizeof(Storage) == 2, RESIDENT = STREAMS ? 4 : 2 };
     xd_denoise_args a;
 
     template <typename S> xdi_cuda_denoise_terms<S> of() const {
@@ -14421,9 +14636,13 @@ static __device__ inline xdi_cuda_eight xdi_cuda_sample_recall(float *kept, int 
     return values;
 }
 
-/* Where the numbers go that the gradient is a multiple of, eight a step: nowhere; */
+/* Where the numbers go that the gradient is a multiple of, eight a step. ready(): that place, once the first elements are on their
+ * way. Nowhere; */
 struct xdi_cuda_sample_nowhere {
     enum { WANTS = 0 };
+    __device__ xdi_cuda_sample_nowhere ready() const {
+        return *this;
+    }
     __device__ void whole(int, const xdi_cuda_eight &) const {}
     __device__ void some(int, xdi_cuda_sample_range, const xdi_cuda_eight &) const {}
 };
@@ -14432,6 +14651,9 @@ struct xdi_cuda_sample_nowhere {
 struct xdi_cuda_sample_keeper {
     enum { WANTS = 1 };
     float *kept;
+    __device__ xdi_cuda_sample_keeper ready() const {
+        return *this;
+    }
     __device__ void whole(int step, const xdi_cuda_eight &values) const {
         xdi_cuda_sample_keep(kept, step, values);
     }
@@ -14440,36 +14662,92 @@ struct xdi_cuda_sample_keeper {
     }
 };
 
-/* Calls use(step, inputs) for the eights of a whole tile, the next steps on their way. */
-template <typename Terms, int INPUTS, typename Use>
-static __device__ inline void xdi_cuda_sample_walk(const Terms &terms, int64_t b, int64_t begin, Use use) {
+/* The eights of a whole tile: the first are asked for when it is made, so that other loads and factors do not come before. */
+template <typename Terms, int INPUTS> struct xdi_cuda_sample_walk {
     typedef typename Terms::T T;
     enum { AHEAD = Terms::AHEAD };
     const T *from[INPUTS];
     xdi_cuda_raw<T> ahead[AHEAD][INPUTS];
-    const int64_t first = begin + (int)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
-    XD_UNROLL
-    for (int k = 0; k < INPUTS; k++) {
-        from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
+
+    __device__ xdi_cuda_sample_walk(const Terms &terms, int64_t b, int64_t begin) {
+        const int64_t first = begin + (int)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
         XD_UNROLL
-        for (int i = 0; i < AHEAD; i++) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
-    }
-    XD_UNROLL_N(1)
-    for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += AHEAD) {
-        XD_UNROLL
-        for (int k = 0; k < INPUTS; k++) from[k] += AHEAD * (int)XD_SAMPLE_LANES;
+        for (int k = 0; k < INPUTS; k++) from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
         XD_UNROLL
         for (int i = 0; i < AHEAD; i++) {
-            xdi_cuda_raw<T> now[INPUTS];
             XD_UNROLL
-            for (int k = 0; k < INPUTS; k++) {
-                now[k] = ahead[i][k];
-                if (step + AHEAD < XDI_CUDA_SAMPLE_STEPS) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
-            }
-            use(step + i, now);
+            for (int k = 0; k < INPUTS; k++) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
         }
     }
-}
+    /* Calls use(step, inputs) for each, the next steps on their way. */
+    template <typename Use> __device__ void each(Use use) {
+        XD_UNROLL_N(1)
+        for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += AHEAD) {
+            XD_UNROLL
+            for (int k = 0; k < INPUTS; k++) from[k] += AHEAD * (int)XD_SAMPLE_LANES;
+            XD_UNROLL
+            for (int i = 0; i < AHEAD; i++) {
+                xdi_cuda_raw<T> now[INPUTS];
+                XD_UNROLL
+                for (int k = 0; k < INPUTS; k++) {
+                    now[k] = ahead[i][k];
+                    if (step + AHEAD < XDI_CUDA_SAMPLE_STEPS) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
+                }
+                use(step + i, now);
+            }
+        }
+    }
+};
+
+/* The same through shared memory, by copies that hold no register. A thread reads only what it has asked for. */
+template <typename Terms, int INPUTS> struct xdi_cuda_sample_stream {
+    typedef typename Terms::T T;
+    enum { STAGES = 2 };
+    const T *from[INPUTS];
+    T (*room)[INPUTS][XDI_CUDA_SAMPLE_THREADS][XDI_CUDA_EIGHT]; /* of each stage */
+
+    __device__ xdi_cuda_sample_stream(const Terms &terms, int64_t b, int64_t begin) {
+        XD_SHARED(xdi_cuda_bits16, bytes, [STAGES * INPUTS * XDI_CUDA_SAMPLE_THREADS * XDI_CUDA_EIGHT * sizeof(T) / 16]);
+        const int64_t first = begin + (int)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        room = reinterpret_cast<T(*)[INPUTS][XDI_CUDA_SAMPLE_THREADS][XDI_CUDA_EIGHT]>(bytes);
+        XD_UNROLL
+        for (int k = 0; k < INPUTS; k++) from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
+        XD_UNROLL
+        for (int i = 0; i < STAGES; i++) ask(i);
+    }
+    template <typename Use> __device__ void each(Use use) {
+        XD_UNROLL_N(1)
+        for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
+            xdi_cuda_raw<T> now[INPUTS];
+            xdi_cuda_copies_wait<STAGES - 1>();
+            XD_UNROLL
+            for (int k = 0; k < INPUTS; k++) now[k].load(&room[step % STAGES][k][threadIdx.x][0]);
+            if (step + STAGES < XDI_CUDA_SAMPLE_STEPS)
+                ask(step % STAGES);
+            else
+                xdi_cuda_copies_group();
+            use(step, now);
+        }
+    }
+
+  private:
+    /* For the next step. */
+    __device__ void ask(int stage) {
+        XD_UNROLL
+        for (int k = 0; k < INPUTS; k++) {
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i += xdi_cuda_pack<T>::COUNT)
+                xdi_cuda_copy16(&room[stage][k][threadIdx.x][i], from[k] + i);
+            from[k] += XD_SAMPLE_LANES;
+        }
+        xdi_cuda_copies_group();
+    }
+};
+
+/* The one that terms ask for. */
+template <typename Terms, int INPUTS>
+using xdi_cuda_sample_way = typename std::conditional<Terms::STREAMS != 0, xdi_cuda_sample_stream<Terms, INPUTS>,
+                                                      xdi_cuda_sample_walk<Terms, INPUTS> >::type;
 
 /* The same sums of any tile: an element at a time. Elements that do not count add nothing. */
 template <bool FIXED, typename Terms, typename Sink>
@@ -14512,11 +14790,12 @@ static __device__ inline bool xdi_cuda_sample_is_whole(const Terms &terms, xdi_c
 template <typename Terms, typename Sink>
 static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, const Sink &sink,
                                                  xdi_cuda_sample_lanes *lanes, std::true_type) {
+    if (!xdi_cuda_sample_is_whole(terms, tile)) return false;
+    xdi_cuda_sample_way<Terms, 3> walk(terms, b, tile.begin);
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
-    if (!xdi_cuda_sample_is_whole(terms, tile) || !eights.fits()) return false;
-    xdi_cuda_sample_walk<Terms, 3>(terms, b, tile.begin, [&](int step, const xdi_cuda_raw<typename Terms::T> *in) {
-        sink.whole(step, eights.add(in, lanes, Sink::WANTS != 0));
-    });
+    const auto to = sink.ready();
+    if (!eights.fits()) return false;
+    walk.each([&](int step, const xdi_cuda_raw<typename Terms::T> *in) { to.whole(step, eights.add(in, lanes, Sink::WANTS != 0)); });
     return !__any_sync(0xffffffffu, !lanes->hold());
 }
 
@@ -14533,7 +14812,7 @@ static __device__ int64_t xdi_cuda_sample_add(const Terms &terms, int64_t b, xdi
     enum { GIVEN = !FIXED && xdi_cuda_is<typename Terms::T>::GIVEN };
     if (xdi_cuda_sample_add_whole(terms, b, tile, sink, lanes, std::integral_constant<bool, GIVEN != 0>()))
         return XDI_CUDA_SAMPLE_STEPS * (int)XDI_CUDA_EIGHT;
-    return xdi_cuda_sample_each<FIXED>(terms, b, tile, sink, lanes, limbs);
+    return xdi_cuda_sample_each<FIXED>(terms, b, tile, sink.ready(), lanes, limbs);
 }
 
 /* The sum over the tree; on every thread of the warp. */
@@ -14694,11 +14973,10 @@ template <bool KEPT, typename Terms>
 static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
                                                    xdi_cuda_sample_by of, float *kept, std::true_type) {
     typedef typename Terms::T T;
-    const xdi_cuda_sample_eights<Terms> eights(terms, b);
-    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none || !(KEPT || eights.fits())) return false;
-    const xdi_cuda_sample_factor by(of.factor);
+    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none) return false;
     T *to = xdi_cuda_sample_to(terms, b, tile);
     if (KEPT) {
+        const xdi_cuda_sample_factor by(of.factor);
         XD_UNROLL_N(2)
         for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
             const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
@@ -14706,7 +14984,11 @@ static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b
         }
         return true;
     }
-    xdi_cuda_sample_walk<Terms, Terms::SLOPE_INPUTS>(terms, b, tile.begin, [&](int step, const xdi_cuda_raw<T> *in) {
+    xdi_cuda_sample_way<Terms, Terms::SLOPE_INPUTS> walk(terms, b, tile.begin);
+    const xdi_cuda_sample_eights<Terms> eights(terms, b);
+    if (!eights.fits()) return false;
+    const xdi_cuda_sample_factor by(of.factor);
+    walk.each([&](int step, const xdi_cuda_raw<T> *in) {
         xdi_cuda_sample_put(to + step * (int)XD_SAMPLE_LANES, by,
                             [&](auto exact) { return eights.template seconds<decltype(exact)::value>(in); });
     });
@@ -14730,8 +15012,12 @@ static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_
 
 /* ---- sums and gradient at once, where the factor is known before the sums ---- */
 
+/* weight scale / N, known before the sums: nobody else has parts of samples. */
+static __device__ inline double xdi_cuda_sample_whole(const xd_sample_args &a) {
+    return xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
+}
+
 template <typename Terms> struct xdi_cuda_sample_writer {
-    enum { WANTS = 1 };
     const Terms &terms;
     int64_t b;
     xdi_cuda_sample_range tile;
@@ -14755,6 +15041,19 @@ template <typename Terms> struct xdi_cuda_sample_writer {
     __device__ void put(int, const xdi_cuda_eight &, std::false_type) const {}
 };
 
+/* The same before its factor is formed. */
+template <typename Terms> struct xdi_cuda_sample_writing {
+    enum { WANTS = 1 };
+    const Terms &terms;
+    int64_t b;
+    xdi_cuda_sample_range tile;
+
+    __device__ xdi_cuda_sample_writer<Terms> ready() const {
+        const double factor = xd_mul(terms.known_factor(b), xdi_cuda_sample_whole(terms.base()));
+        return { terms, b, tile, xdi_cuda_sample_factor(factor) };
+    }
+};
+
 /* >>cuda/dmd_loss.cu */
 
 /* Losses over samples, but for the way from samples to one value, which is in dmd_total.cu: kernel/cpu/dmd_loss.c is the
@@ -14773,11 +15072,6 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
 }
 
 /* ---- slope: the same grid; one read of what the term needs, one write. ---- */
-
-/* weight scale / N, known before the sums: nobody else has parts of samples. */
-static __device__ inline double xdi_cuda_sample_whole(const xd_sample_args &a) {
-    return xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
-}
 
 template <typename Terms>
 static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
@@ -14799,13 +15093,21 @@ template <bool FIXED> struct xdi_cuda_by_sample_sums {
     int64_t words[(int)XD_SAMPLE_SUMS + 2 * (FIXED ? (int)XD_NORM_LIMBS : 1)];
 };
 
-/* The sums of a sample, of those of its blocks. */
+/* Sums of several blocks, or of one, added up in their order. */
 template <bool FIXED>
-static __device__ void xdi_cuda_by_sample_join(xdi_cuda_by_sample_sums<FIXED> *mine, uint32_t chunks,
-                                               xdi_cuda_by_sample_sums<FIXED> *sums) {
-    xd_sample_clear(sums->words, FIXED);
-    for (uint32_t k = 0; k < chunks; k++)
-        xd_sample_join(sums->words, FIXED, chunks > 1 ? xdi_cuda_cluster_map(mine, k)->words : mine->words);
+static __device__ inline xdi_cuda_by_sample_sums<FIXED> xdi_cuda_by_sample_join(const xdi_cuda_by_sample_sums<FIXED> *of, uint32_t count) {
+    xdi_cuda_by_sample_sums<FIXED> sums;
+    xd_sample_clear(sums.words, FIXED);
+    XD_UNROLL_N(1)
+    for (uint32_t k = 0; k < count; k++) xd_sample_join(sums.words, FIXED, of[k].words);
+    return sums;
+}
+
+/* Tells every block of the cluster this one's sums, at its place in `table`. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_by_sample_tell(const xdi_cuda_by_sample_sums<FIXED> *mine, xdi_cuda_by_sample_sums<FIXED> *table,
+                                                      uint32_t chunk, uint32_t chunks) {
+    if (threadIdx.x < chunks) *xdi_cuda_cluster_map(table + chunk, threadIdx.x) = *mine;
 }
 
 template <bool FIXED, typename Terms>
@@ -14813,24 +15115,27 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
     xdi_cuda_by_sample_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     XD_DYN_SHARED(float, kept);
     XD_SHARED(xdi_cuda_by_sample_sums<FIXED>, mine, [1]);
+    XD_SHARED(xdi_cuda_by_sample_sums<FIXED>, table, [XDI_CUDA_BY_SAMPLE_CHUNKS]);
     XD_SHARED(xdi_cuda_sample_by, by, [1]);
     const xd_sample_args &a = terms.base();
     const uint32_t b = blockIdx.x / chunks, chunk = blockIdx.x - b * chunks;
+    if (chunks > 1) xdi_cuda_cluster_arrive(); /* this block runs */
     xdi_cuda_sample_sums<FIXED>(terms, b, xdi_cuda_sample_chunk(a, chunk), mine->words, xdi_cuda_sample_keeper{ kept });
-    if (chunks > 1)
-        xdi_cuda_cluster_sync();
-    else
-        __syncthreads();
+    __syncthreads();
+    if (chunks > 1) {
+        xdi_cuda_cluster_wait();
+        xdi_cuda_by_sample_tell<FIXED>(mine, table, chunk, chunks);
+        xdi_cuda_cluster_arrive();
+        xdi_cuda_cluster_wait(); /* from here on nobody writes into another block */
+    }
     if (threadIdx.x == 0) {
         const typename Terms::given_type given = terms.given(b);
         const double whole = xdi_cuda_sample_whole(a);
-        xdi_cuda_by_sample_sums<FIXED> sums;
-        xdi_cuda_by_sample_join(mine, chunks, &sums);
+        const xdi_cuda_by_sample_sums<FIXED> sums = xdi_cuda_by_sample_join<FIXED>(chunks > 1 ? table : mine, chunks);
         *by = xdi_cuda_sample_by_of(terms.template weigh<FIXED>(b, sums.words, given, chunk == 0).factor, whole);
     }
     __syncthreads();
     if (terms.out().data) xdi_cuda_sample_write<true>(terms, b, xdi_cuda_sample_chunk(a, xdi_cuda_held((int)chunk)), *by, kept);
-    if (chunks > 1) xdi_cuda_cluster_sync(); /* no block ends while others read its sums */
 }
 
 /* ---- at once, the denoising term: its factor does not depend on the sums. A second kernel, with a thread a sample, joins them and
@@ -14842,19 +15147,39 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
     const xd_sample_args &a = terms.base();
     const uint32_t b = blockIdx.x / chunks;
     const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, blockIdx.x - b * chunks);
-    const double factor = xd_mul(terms.known_factor(b), xdi_cuda_sample_whole(a));
-    const xdi_cuda_sample_writer<Terms> writer = { terms, b, xdi_cuda_sample_tile(range), xdi_cuda_sample_factor(factor) };
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.parts + (int64_t)blockIdx.x * xd_sample_words(FIXED), writer);
+    const xdi_cuda_sample_writing<Terms> writing = { terms, b, xdi_cuda_sample_tile(range) };
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.parts + (int64_t)blockIdx.x * xd_sample_words(FIXED), writing);
 }
 
+/* The sums of a sample's chunks, four of which are asked for at a time. */
+template <bool FIXED>
+static __device__ inline xdi_cuda_by_sample_sums<FIXED> xdi_cuda_denoise_sums(const xd_sample_args &a, int64_t b) {
+    enum { AHEAD = FIXED ? 1 : 4 };
+    const uint32_t chunks = (uint32_t)xd_sample_chunks(a.elements);
+    const xdi_cuda_by_sample_sums<FIXED> *from = reinterpret_cast<const xdi_cuda_by_sample_sums<FIXED> *>(a.parts) + b * chunks;
+    xdi_cuda_by_sample_sums<FIXED> sums = xdi_cuda_by_sample_join<FIXED>(from, 0), part[AHEAD];
+    for (uint32_t k = 0; k < chunks; k += (uint32_t)AHEAD) {
+        XD_UNROLL
+        for (uint32_t i = 0; i < (uint32_t)AHEAD; i++) part[i] = from[k + i < chunks ? k + i : k];
+        XD_UNROLL
+        for (uint32_t i = 0; i < (uint32_t)AHEAD; i++)
+            if (k + i < chunks) xd_sample_join(sums.words, FIXED, part[i].words);
+    }
+    return sums;
+}
+
+template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_WARP)
     xdi_cuda_denoise_settle_kernel(const __grid_constant__ xd_denoise_args a) {
     const int64_t first = (int64_t)blockIdx.x * XDI_CUDA_WARP, b = first + threadIdx.x;
     bool none = false;
     if (b < a.base.samples) {
-        if (xd_sample_chunks(a.base.elements) != 1) xd_sample_join_chunks(&a.base, b);
-        xd_denoise_weigh_sample(&a, b);
-        none = a.base.sample[b].factor == 0.0 && a.gradient.data;
+        const xd_denoise_term term = a.terms[b];
+        const xdi_cuda_by_sample_sums<FIXED> sums = xdi_cuda_denoise_sums<FIXED>(a.base, b);
+        xd_sample sample;
+        xd_denoise_weigh_sums(sums.words, FIXED, &term, &sample);
+        a.base.sample[b] = sample;
+        none = sample.factor == 0.0 && a.gradient.data;
     }
     for (unsigned left = __ballot_sync(0xffffffffu, none); left; left &= left - 1)
         for (int64_t i = threadIdx.x; i < a.base.elements; i += XDI_CUDA_WARP)
@@ -14980,7 +15305,9 @@ static xd_result xdi_cuda_denoise_by_sample(const xd_launch *launch, const xd_de
     if (args->base.samples == 0) return XD_OK;
     XD_TRY(out && !over ? xdi_cuda_denoise_at_once(launch, terms) : xdi_cuda_denoise_measure(launch, args));
     const int64_t blocks = (args->base.samples + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP;
-    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_WARP), xdi_cuda_denoise_settle_kernel, *args));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_WARP);
+    XD_TRY(args->base.fixed ? XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_denoise_settle_kernel<true>, *args)
+                            : XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_denoise_settle_kernel<false>, *args));
     return over ? xdi_cuda_sample_slope(launch, terms, &args->base, true) : XD_OK;
 }
 
@@ -15037,7 +15364,8 @@ static xd_result xdi_cuda_dmd_loss_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_weigh_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_settle_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_weigh_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_settle_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_settle_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_settle_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_terms_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_slope_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_join_kernel));
@@ -15105,6 +15433,7 @@ static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
     kernels.denoise_by_sample = xdi_cuda_denoise_by_sample;
     kernels.by_sample_elements = XD_SAMPLE_CHUNK;
     kernels.denoise_at_once = true;
+    kernels.finish_alone = xdi_cuda_sample_finish_alone;
     return kernels;
 }
 
@@ -15340,4 +15669,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 85233e71f664136c4a652309bd79c75b3069f828e6627ce050d3faa9afbfe4d2 */
+/* xdistill sha256 b366f2c6451d4dcd6c471ad81fcaf5b43e6cd6d15ce18e4e3e539332caf94a3c */

@@ -39,6 +39,7 @@
 #include "cuda/loss_ring.cuh"
 #include "cuda/loss_ring_sums.cuh"
 #include "cuda/loss_ring_grade.cuh"
+#include "cuda/loss_ring_row.cuh"
 #include "cuda/loss_ring.cu"
 #include "cuda/loss_ring_rows.cu"
 #include "cuda/loss_ring_host.cu"

@@ -134,7 +134,8 @@ def kernel_time(kernel, scale, blocks, machine):
     again = kernel["again"] * (1 - hits(resident * (kernel["read"] - kernel["again"]) / kernel["blocks"], machine))
     moved = kernel["read"] - kernel["again"] + again + kernel["written"]
     serial = RING_SERIAL if "loss_ring" in kernel["name"] else SERIAL
-    delay = kernel["waited"] + serial * kernel["stalled"]
+    # SERIAL is of what other warps compute: the cluster's barrier takes as long whatever they do.
+    delay = kernel["waited"] + kernel.get("crossed", 0) + serial * kernel["stalled"]
     issued = kernel.get("issued") or sum(kernel[name] for name in ISSUED)
     return gpu_model.time_of(warps * scale, resident * warps / kernel["blocks"], issued / warps, moved / warps, delay / warps, machine)
 
@@ -142,6 +143,12 @@ def kernel_time(kernel, scale, blocks, machine):
 def time_of_all(kernels, blocks, scale, launches, machine):
     """Seconds of an operation; blocks: resident in a multiprocessor, by the kernel's name."""
     return sum(kernel_time(kernel, scale, blocks[kernel["name"]], machine) for kernel in kernels) + LAUNCH * 1e-9 * launches
+
+
+def with_all(kernels, all_kernels):
+    """Kernels of one block as they are at the size of the budget, where the operation has been run with all that it has."""
+    full = {kernel["name"]: kernel for kernel in all_kernels if is_alone(kernel)}
+    return [full.get(kernel["name"], kernel) if is_alone(kernel) else kernel for kernel in kernels]
 
 
 def cost_of(kernels, elements, must, launches, size, log, arch):
@@ -241,7 +248,7 @@ def main(argv):
     for name, elements, must, launches in read_operations(operations):
         limit = budget.get(name)
         size = limit["size"] if limit else elements
-        costs[name] = cost_of(sections[name], elements, must, launches, size, log, arch)
+        costs[name] = cost_of(with_all(sections[name], sections.get(name + ", all", [])), elements, must, launches, size, log, arch)
     print_table(costs, arch)
     if arch != "90":
         print("%d operations; the budgets are those of 9.0" % len(costs))

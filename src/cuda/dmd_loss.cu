@@ -15,11 +15,6 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
 
 /* ---- slope: the same grid; one read of what the term needs, one write. ---- */
 
-/* weight scale / N, known before the sums: nobody else has parts of samples. */
-static __device__ inline double xdi_cuda_sample_whole(const xd_sample_args &a) {
-    return xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
-}
-
 template <typename Terms>
 static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
     xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, uint32_t chunks, bool alone) {
@@ -40,13 +35,21 @@ template <bool FIXED> struct xdi_cuda_by_sample_sums {
     int64_t words[(int)XD_SAMPLE_SUMS + 2 * (FIXED ? (int)XD_NORM_LIMBS : 1)];
 };
 
-/* The sums of a sample, of those of its blocks. */
+/* Sums of several blocks, or of one, added up in their order. */
 template <bool FIXED>
-static __device__ void xdi_cuda_by_sample_join(xdi_cuda_by_sample_sums<FIXED> *mine, uint32_t chunks,
-                                               xdi_cuda_by_sample_sums<FIXED> *sums) {
-    xd_sample_clear(sums->words, FIXED);
-    for (uint32_t k = 0; k < chunks; k++)
-        xd_sample_join(sums->words, FIXED, chunks > 1 ? xdi_cuda_cluster_map(mine, k)->words : mine->words);
+static __device__ inline xdi_cuda_by_sample_sums<FIXED> xdi_cuda_by_sample_join(const xdi_cuda_by_sample_sums<FIXED> *of, uint32_t count) {
+    xdi_cuda_by_sample_sums<FIXED> sums;
+    xd_sample_clear(sums.words, FIXED);
+    XD_UNROLL_N(1)
+    for (uint32_t k = 0; k < count; k++) xd_sample_join(sums.words, FIXED, of[k].words);
+    return sums;
+}
+
+/* Tells every block of the cluster this one's sums, at its place in `table`. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_by_sample_tell(const xdi_cuda_by_sample_sums<FIXED> *mine, xdi_cuda_by_sample_sums<FIXED> *table,
+                                                      uint32_t chunk, uint32_t chunks) {
+    if (threadIdx.x < chunks) *xdi_cuda_cluster_map(table + chunk, threadIdx.x) = *mine;
 }
 
 template <bool FIXED, typename Terms>
@@ -54,24 +57,27 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
     xdi_cuda_by_sample_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     XD_DYN_SHARED(float, kept);
     XD_SHARED(xdi_cuda_by_sample_sums<FIXED>, mine, [1]);
+    XD_SHARED(xdi_cuda_by_sample_sums<FIXED>, table, [XDI_CUDA_BY_SAMPLE_CHUNKS]);
     XD_SHARED(xdi_cuda_sample_by, by, [1]);
     const xd_sample_args &a = terms.base();
     const uint32_t b = blockIdx.x / chunks, chunk = blockIdx.x - b * chunks;
+    if (chunks > 1) xdi_cuda_cluster_arrive(); /* this block runs */
     xdi_cuda_sample_sums<FIXED>(terms, b, xdi_cuda_sample_chunk(a, chunk), mine->words, xdi_cuda_sample_keeper{ kept });
-    if (chunks > 1)
-        xdi_cuda_cluster_sync();
-    else
-        __syncthreads();
+    __syncthreads();
+    if (chunks > 1) {
+        xdi_cuda_cluster_wait();
+        xdi_cuda_by_sample_tell<FIXED>(mine, table, chunk, chunks);
+        xdi_cuda_cluster_arrive();
+        xdi_cuda_cluster_wait(); /* from here on nobody writes into another block */
+    }
     if (threadIdx.x == 0) {
         const typename Terms::given_type given = terms.given(b);
         const double whole = xdi_cuda_sample_whole(a);
-        xdi_cuda_by_sample_sums<FIXED> sums;
-        xdi_cuda_by_sample_join(mine, chunks, &sums);
+        const xdi_cuda_by_sample_sums<FIXED> sums = xdi_cuda_by_sample_join<FIXED>(chunks > 1 ? table : mine, chunks);
         *by = xdi_cuda_sample_by_of(terms.template weigh<FIXED>(b, sums.words, given, chunk == 0).factor, whole);
     }
     __syncthreads();
     if (terms.out().data) xdi_cuda_sample_write<true>(terms, b, xdi_cuda_sample_chunk(a, xdi_cuda_held((int)chunk)), *by, kept);
-    if (chunks > 1) xdi_cuda_cluster_sync(); /* no block ends while others read its sums */
 }
 
 /* ---- at once, the denoising term: its factor does not depend on the sums. A second kernel, with a thread a sample, joins them and
@@ -83,19 +89,39 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
     const xd_sample_args &a = terms.base();
     const uint32_t b = blockIdx.x / chunks;
     const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, blockIdx.x - b * chunks);
-    const double factor = xd_mul(terms.known_factor(b), xdi_cuda_sample_whole(a));
-    const xdi_cuda_sample_writer<Terms> writer = { terms, b, xdi_cuda_sample_tile(range), xdi_cuda_sample_factor(factor) };
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.parts + (int64_t)blockIdx.x * xd_sample_words(FIXED), writer);
+    const xdi_cuda_sample_writing<Terms> writing = { terms, b, xdi_cuda_sample_tile(range) };
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.parts + (int64_t)blockIdx.x * xd_sample_words(FIXED), writing);
 }
 
+/* The sums of a sample's chunks, four of which are asked for at a time. */
+template <bool FIXED>
+static __device__ inline xdi_cuda_by_sample_sums<FIXED> xdi_cuda_denoise_sums(const xd_sample_args &a, int64_t b) {
+    enum { AHEAD = FIXED ? 1 : 4 };
+    const uint32_t chunks = (uint32_t)xd_sample_chunks(a.elements);
+    const xdi_cuda_by_sample_sums<FIXED> *from = reinterpret_cast<const xdi_cuda_by_sample_sums<FIXED> *>(a.parts) + b * chunks;
+    xdi_cuda_by_sample_sums<FIXED> sums = xdi_cuda_by_sample_join<FIXED>(from, 0), part[AHEAD];
+    for (uint32_t k = 0; k < chunks; k += (uint32_t)AHEAD) {
+        XD_UNROLL
+        for (uint32_t i = 0; i < (uint32_t)AHEAD; i++) part[i] = from[k + i < chunks ? k + i : k];
+        XD_UNROLL
+        for (uint32_t i = 0; i < (uint32_t)AHEAD; i++)
+            if (k + i < chunks) xd_sample_join(sums.words, FIXED, part[i].words);
+    }
+    return sums;
+}
+
+template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_WARP)
     xdi_cuda_denoise_settle_kernel(const __grid_constant__ xd_denoise_args a) {
     const int64_t first = (int64_t)blockIdx.x * XDI_CUDA_WARP, b = first + threadIdx.x;
     bool none = false;
     if (b < a.base.samples) {
-        if (xd_sample_chunks(a.base.elements) != 1) xd_sample_join_chunks(&a.base, b);
-        xd_denoise_weigh_sample(&a, b);
-        none = a.base.sample[b].factor == 0.0 && a.gradient.data;
+        const xd_denoise_term term = a.terms[b];
+        const xdi_cuda_by_sample_sums<FIXED> sums = xdi_cuda_denoise_sums<FIXED>(a.base, b);
+        xd_sample sample;
+        xd_denoise_weigh_sums(sums.words, FIXED, &term, &sample);
+        a.base.sample[b] = sample;
+        none = sample.factor == 0.0 && a.gradient.data;
     }
     for (unsigned left = __ballot_sync(0xffffffffu, none); left; left &= left - 1)
         for (int64_t i = threadIdx.x; i < a.base.elements; i += XDI_CUDA_WARP)
@@ -221,7 +247,9 @@ static xd_result xdi_cuda_denoise_by_sample(const xd_launch *launch, const xd_de
     if (args->base.samples == 0) return XD_OK;
     XD_TRY(out && !over ? xdi_cuda_denoise_at_once(launch, terms) : xdi_cuda_denoise_measure(launch, args));
     const int64_t blocks = (args->base.samples + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP;
-    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_WARP), xdi_cuda_denoise_settle_kernel, *args));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_WARP);
+    XD_TRY(args->base.fixed ? XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_denoise_settle_kernel<true>, *args)
+                            : XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_denoise_settle_kernel<false>, *args));
     return over ? xdi_cuda_sample_slope(launch, terms, &args->base, true) : XD_OK;
 }
 
@@ -278,7 +306,8 @@ static xd_result xdi_cuda_dmd_loss_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_weigh_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_settle_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_weigh_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_settle_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_settle_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_settle_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_terms_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_slope_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_join_kernel));
@@ -346,5 +375,6 @@ static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
     kernels.denoise_by_sample = xdi_cuda_denoise_by_sample;
     kernels.by_sample_elements = XD_SAMPLE_CHUNK;
     kernels.denoise_at_once = true;
+    kernels.finish_alone = xdi_cuda_sample_finish_alone;
     return kernels;
 }

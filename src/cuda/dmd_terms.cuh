@@ -41,7 +41,7 @@ template <> struct xdi_cuda_sample_resident<xdi_cuda_bf16> {
  * inputs. AHEAD: steps whose loads are asked for before they are needed. RESIDENT: blocks on a multiprocessor, as registers allow. */
 template <typename Storage> struct xdi_cuda_vsd_terms {
     typedef Storage T;
-    enum { SLOPE_INPUTS = 2, AHEAD = 2, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
+    enum { SLOPE_INPUTS = 2, AHEAD = 2, STREAMS = 0, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
     xd_vsd_args a;
     bool rounded;
 
@@ -119,7 +119,7 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Sto
 
 template <typename Storage> struct xdi_cuda_denoise_terms {
     typedef Storage T;
-    enum { SLOPE_INPUTS = 3, AHEAD = 1, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
+    enum { SLOPE_INPUTS = 3, AHEAD = 1, STREAMS = sizeof(Storage) == 2, RESIDENT = STREAMS ? 4 : 2 };
     xd_denoise_args a;
 
     template <typename S> xdi_cuda_denoise_terms<S> of() const {

@@ -50,9 +50,13 @@ static __device__ inline xdi_cuda_eight xdi_cuda_sample_recall(float *kept, int 
     return values;
 }
 
-/* Where the numbers go that the gradient is a multiple of, eight a step: nowhere; */
+/* Where the numbers go that the gradient is a multiple of, eight a step. ready(): that place, once the first elements are on their
+ * way. Nowhere; */
 struct xdi_cuda_sample_nowhere {
     enum { WANTS = 0 };
+    __device__ xdi_cuda_sample_nowhere ready() const {
+        return *this;
+    }
     __device__ void whole(int, const xdi_cuda_eight &) const {}
     __device__ void some(int, xdi_cuda_sample_range, const xdi_cuda_eight &) const {}
 };
@@ -61,6 +65,9 @@ struct xdi_cuda_sample_nowhere {
 struct xdi_cuda_sample_keeper {
     enum { WANTS = 1 };
     float *kept;
+    __device__ xdi_cuda_sample_keeper ready() const {
+        return *this;
+    }
     __device__ void whole(int step, const xdi_cuda_eight &values) const {
         xdi_cuda_sample_keep(kept, step, values);
     }
@@ -69,36 +76,92 @@ struct xdi_cuda_sample_keeper {
     }
 };
 
-/* Calls use(step, inputs) for the eights of a whole tile, the next steps on their way. */
-template <typename Terms, int INPUTS, typename Use>
-static __device__ inline void xdi_cuda_sample_walk(const Terms &terms, int64_t b, int64_t begin, Use use) {
+/* The eights of a whole tile: the first are asked for when it is made, so that other loads and factors do not come before. */
+template <typename Terms, int INPUTS> struct xdi_cuda_sample_walk {
     typedef typename Terms::T T;
     enum { AHEAD = Terms::AHEAD };
     const T *from[INPUTS];
     xdi_cuda_raw<T> ahead[AHEAD][INPUTS];
-    const int64_t first = begin + (int)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
-    XD_UNROLL
-    for (int k = 0; k < INPUTS; k++) {
-        from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
+
+    __device__ xdi_cuda_sample_walk(const Terms &terms, int64_t b, int64_t begin) {
+        const int64_t first = begin + (int)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
         XD_UNROLL
-        for (int i = 0; i < AHEAD; i++) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
-    }
-    XD_UNROLL_N(1)
-    for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += AHEAD) {
-        XD_UNROLL
-        for (int k = 0; k < INPUTS; k++) from[k] += AHEAD * (int)XD_SAMPLE_LANES;
+        for (int k = 0; k < INPUTS; k++) from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
         XD_UNROLL
         for (int i = 0; i < AHEAD; i++) {
-            xdi_cuda_raw<T> now[INPUTS];
             XD_UNROLL
-            for (int k = 0; k < INPUTS; k++) {
-                now[k] = ahead[i][k];
-                if (step + AHEAD < XDI_CUDA_SAMPLE_STEPS) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
-            }
-            use(step + i, now);
+            for (int k = 0; k < INPUTS; k++) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
         }
     }
-}
+    /* Calls use(step, inputs) for each, the next steps on their way. */
+    template <typename Use> __device__ void each(Use use) {
+        XD_UNROLL_N(1)
+        for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += AHEAD) {
+            XD_UNROLL
+            for (int k = 0; k < INPUTS; k++) from[k] += AHEAD * (int)XD_SAMPLE_LANES;
+            XD_UNROLL
+            for (int i = 0; i < AHEAD; i++) {
+                xdi_cuda_raw<T> now[INPUTS];
+                XD_UNROLL
+                for (int k = 0; k < INPUTS; k++) {
+                    now[k] = ahead[i][k];
+                    if (step + AHEAD < XDI_CUDA_SAMPLE_STEPS) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
+                }
+                use(step + i, now);
+            }
+        }
+    }
+};
+
+/* The same through shared memory, by copies that hold no register. A thread reads only what it has asked for. */
+template <typename Terms, int INPUTS> struct xdi_cuda_sample_stream {
+    typedef typename Terms::T T;
+    enum { STAGES = 2 };
+    const T *from[INPUTS];
+    T (*room)[INPUTS][XDI_CUDA_SAMPLE_THREADS][XDI_CUDA_EIGHT]; /* of each stage */
+
+    __device__ xdi_cuda_sample_stream(const Terms &terms, int64_t b, int64_t begin) {
+        XD_SHARED(xdi_cuda_bits16, bytes, [STAGES * INPUTS * XDI_CUDA_SAMPLE_THREADS * XDI_CUDA_EIGHT * sizeof(T) / 16]);
+        const int64_t first = begin + (int)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        room = reinterpret_cast<T(*)[INPUTS][XDI_CUDA_SAMPLE_THREADS][XDI_CUDA_EIGHT]>(bytes);
+        XD_UNROLL
+        for (int k = 0; k < INPUTS; k++) from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
+        XD_UNROLL
+        for (int i = 0; i < STAGES; i++) ask(i);
+    }
+    template <typename Use> __device__ void each(Use use) {
+        XD_UNROLL_N(1)
+        for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
+            xdi_cuda_raw<T> now[INPUTS];
+            xdi_cuda_copies_wait<STAGES - 1>();
+            XD_UNROLL
+            for (int k = 0; k < INPUTS; k++) now[k].load(&room[step % STAGES][k][threadIdx.x][0]);
+            if (step + STAGES < XDI_CUDA_SAMPLE_STEPS)
+                ask(step % STAGES);
+            else
+                xdi_cuda_copies_group();
+            use(step, now);
+        }
+    }
+
+  private:
+    /* For the next step. */
+    __device__ void ask(int stage) {
+        XD_UNROLL
+        for (int k = 0; k < INPUTS; k++) {
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i += xdi_cuda_pack<T>::COUNT)
+                xdi_cuda_copy16(&room[stage][k][threadIdx.x][i], from[k] + i);
+            from[k] += XD_SAMPLE_LANES;
+        }
+        xdi_cuda_copies_group();
+    }
+};
+
+/* The one that terms ask for. */
+template <typename Terms, int INPUTS>
+using xdi_cuda_sample_way = typename std::conditional<Terms::STREAMS != 0, xdi_cuda_sample_stream<Terms, INPUTS>,
+                                                      xdi_cuda_sample_walk<Terms, INPUTS> >::type;
 
 /* The same sums of any tile: an element at a time. Elements that do not count add nothing. */
 template <bool FIXED, typename Terms, typename Sink>
@@ -141,11 +204,12 @@ static __device__ inline bool xdi_cuda_sample_is_whole(const Terms &terms, xdi_c
 template <typename Terms, typename Sink>
 static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, const Sink &sink,
                                                  xdi_cuda_sample_lanes *lanes, std::true_type) {
+    if (!xdi_cuda_sample_is_whole(terms, tile)) return false;
+    xdi_cuda_sample_way<Terms, 3> walk(terms, b, tile.begin);
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
-    if (!xdi_cuda_sample_is_whole(terms, tile) || !eights.fits()) return false;
-    xdi_cuda_sample_walk<Terms, 3>(terms, b, tile.begin, [&](int step, const xdi_cuda_raw<typename Terms::T> *in) {
-        sink.whole(step, eights.add(in, lanes, Sink::WANTS != 0));
-    });
+    const auto to = sink.ready();
+    if (!eights.fits()) return false;
+    walk.each([&](int step, const xdi_cuda_raw<typename Terms::T> *in) { to.whole(step, eights.add(in, lanes, Sink::WANTS != 0)); });
     return !__any_sync(0xffffffffu, !lanes->hold());
 }
 
@@ -162,7 +226,7 @@ static __device__ int64_t xdi_cuda_sample_add(const Terms &terms, int64_t b, xdi
     enum { GIVEN = !FIXED && xdi_cuda_is<typename Terms::T>::GIVEN };
     if (xdi_cuda_sample_add_whole(terms, b, tile, sink, lanes, std::integral_constant<bool, GIVEN != 0>()))
         return XDI_CUDA_SAMPLE_STEPS * (int)XDI_CUDA_EIGHT;
-    return xdi_cuda_sample_each<FIXED>(terms, b, tile, sink, lanes, limbs);
+    return xdi_cuda_sample_each<FIXED>(terms, b, tile, sink.ready(), lanes, limbs);
 }
 
 /* The sum over the tree; on every thread of the warp. */
@@ -323,11 +387,10 @@ template <bool KEPT, typename Terms>
 static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
                                                    xdi_cuda_sample_by of, float *kept, std::true_type) {
     typedef typename Terms::T T;
-    const xdi_cuda_sample_eights<Terms> eights(terms, b);
-    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none || !(KEPT || eights.fits())) return false;
-    const xdi_cuda_sample_factor by(of.factor);
+    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none) return false;
     T *to = xdi_cuda_sample_to(terms, b, tile);
     if (KEPT) {
+        const xdi_cuda_sample_factor by(of.factor);
         XD_UNROLL_N(2)
         for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
             const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
@@ -335,7 +398,11 @@ static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b
         }
         return true;
     }
-    xdi_cuda_sample_walk<Terms, Terms::SLOPE_INPUTS>(terms, b, tile.begin, [&](int step, const xdi_cuda_raw<T> *in) {
+    xdi_cuda_sample_way<Terms, Terms::SLOPE_INPUTS> walk(terms, b, tile.begin);
+    const xdi_cuda_sample_eights<Terms> eights(terms, b);
+    if (!eights.fits()) return false;
+    const xdi_cuda_sample_factor by(of.factor);
+    walk.each([&](int step, const xdi_cuda_raw<T> *in) {
         xdi_cuda_sample_put(to + step * (int)XD_SAMPLE_LANES, by,
                             [&](auto exact) { return eights.template seconds<decltype(exact)::value>(in); });
     });
@@ -359,8 +426,12 @@ static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_
 
 /* ---- sums and gradient at once, where the factor is known before the sums ---- */
 
+/* weight scale / N, known before the sums: nobody else has parts of samples. */
+static __device__ inline double xdi_cuda_sample_whole(const xd_sample_args &a) {
+    return xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
+}
+
 template <typename Terms> struct xdi_cuda_sample_writer {
-    enum { WANTS = 1 };
     const Terms &terms;
     int64_t b;
     xdi_cuda_sample_range tile;
@@ -382,4 +453,17 @@ template <typename Terms> struct xdi_cuda_sample_writer {
         xdi_cuda_sample_put(xdi_cuda_sample_to(terms, b, tile) + step * (int)XD_SAMPLE_LANES, by, [&](auto) { return values; });
     }
     __device__ void put(int, const xdi_cuda_eight &, std::false_type) const {}
+};
+
+/* The same before its factor is formed. */
+template <typename Terms> struct xdi_cuda_sample_writing {
+    enum { WANTS = 1 };
+    const Terms &terms;
+    int64_t b;
+    xdi_cuda_sample_range tile;
+
+    __device__ xdi_cuda_sample_writer<Terms> ready() const {
+        const double factor = xd_mul(terms.known_factor(b), xdi_cuda_sample_whole(terms.base()));
+        return { terms, b, tile, xdi_cuda_sample_factor(factor) };
+    }
 };

@@ -35,6 +35,11 @@ struct xdi_cuda_total_findings {
     }
 };
 
+/* Numbers of a tile, two in a load. */
+struct alignas(16) xdi_cuda_total_pair {
+    double at[2];
+};
+
 /* A sum of numbers of the block's threads, tile after tile; all threads call its functions. */
 template <bool FIXED> struct xdi_cuda_total_sum {
     unsigned long long *limbs; /* [XD_NORM_LIMBS] shared */
@@ -50,11 +55,14 @@ template <bool FIXED> struct xdi_cuda_total_sum {
         const uint64_t mantissa = FIXED ? xd_sum_mantissa(term, &bit) : 0;
         if (mantissa) xdi_cuda_limbs_add(limbs, mantissa, bit);
     }
-    /* The magnitudes of those numbers of a tile whose place is this sum's. */
-    __device__ void add(const double *tile, const int *places, int own, int64_t n) {
-        const bool adds = !FIXED && (int)threadIdx.x == thread;
-        for (int64_t k = 0; adds && k < n; k++)
-            if (places[k] == own) sum = xd_add(sum, fabs(tile[k]));
+    /* n numbers and one more, none negative. What is not this sum's is 0 there, which changes no bit of it. */
+    __device__ void add(const xdi_cuda_total_pair *tile, int n) {
+        const int end = !FIXED && (int)threadIdx.x == thread ? (n + 1) / 2 : 0;
+        XD_UNROLL_N(8)
+        for (int k = 0; k < end; k++) {
+            const xdi_cuda_total_pair pair = tile[k];
+            sum = xd_add(xd_add(sum, pair.at[0]), pair.at[1]);
+        }
     }
     /* All threads' puts lie before a barrier. */
     __device__ void write(int64_t *words) {
@@ -76,51 +84,76 @@ static int xdi_cuda_total_threads(int64_t samples, int64_t bins) {
     return (int)threads;
 }
 
-/* ---- total ---- */
+/* ---- total, and of a rank that is alone what finish does, too ---- */
+
+/* The finish entry of a rank alone, whose record is in shared memory. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_sample_finish_as(const xd_sample_args &a, const int64_t *record, xd_status *status) {
+    xd_sample_args known = a;
+    known.fixed = FIXED;
+    known.ranks = 1;
+    known.records = record;
+    xd_sample_finish(&known, status);
+}
 
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
-    xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a) {
-    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
-    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]);
+    xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a, bool alone, xd_status *status) {
+    XD_SHARED(xdi_cuda_total_pair, positives, [XDI_CUDA_TOTAL_THREADS / 2]);
+    XD_SHARED(xdi_cuda_total_pair, negatives, [XDI_CUDA_TOTAL_THREADS / 2]); /* their magnitudes */
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
+    XD_SHARED(int64_t, record, [XD_SAMPLE_RECORD_SUMS + 2 * XD_NORM_LIMBS]);
     const int t = (int)threadIdx.x;
+    xd_sample next;
+    if (t < a.samples) next = a.sample[t];
     xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, XDI_CUDA_WARP);
     xdi_cuda_total_findings findings;
     int64_t counted = 0;
     __syncthreads();
     for (int64_t begin = 0; begin < a.samples; begin += blockDim.x) {
         const int64_t b = begin + t, left = a.samples - begin;
+        positives[t / 2].at[t % 2] = negatives[t / 2].at[t % 2] = 0.0;
         if (b < a.samples) {
-            const xd_sample s = a.sample[b];
+            const xd_sample s = next;
+            if (b + blockDim.x < a.samples) next = a.sample[b + blockDim.x]; /* on its way while this tile is added */
             if (a.sample_loss) a.sample_loss[b] = s.loss;
             counted += s.counted;
             if (s.finding != (int64_t)XD_SAMPLE_FINE) findings.note(b, s.value);
-            tile[t] = s.loss;
-            places[t] = s.loss < 0.0 ? 1 : 0; /* 1: a negative one */
+            (s.loss < 0.0 ? negatives : positives)[t / 2].at[t % 2] = fabs(s.loss);
             if (s.loss < 0.0)
                 negative.put(-s.loss);
             else
                 positive.put(s.loss);
         }
         __syncthreads();
-        positive.add(tile, places, 0, left < blockDim.x ? left : blockDim.x);
-        negative.add(tile, places, 1, left < blockDim.x ? left : blockDim.x);
+        positive.add(positives, (int)(left < blockDim.x ? left : blockDim.x));
+        negative.add(negatives, (int)(left < blockDim.x ? left : blockDim.x));
         __syncthreads();
     }
     counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
-    if (t == 0) a.record[XD_SAMPLE_RECORD_COUNTED] = counted;
-    findings.write(a.record + XD_SAMPLE_RECORD_FINDINGS);
-    positive.write(a.record + XD_SAMPLE_RECORD_SUMS);
-    negative.write(a.record + XD_SAMPLE_RECORD_SUMS + xd_sum_words(FIXED));
+    if (t == 0) record[XD_SAMPLE_RECORD_COUNTED] = counted;
+    findings.write(record + XD_SAMPLE_RECORD_FINDINGS);
+    positive.write(record + XD_SAMPLE_RECORD_SUMS);
+    negative.write(record + XD_SAMPLE_RECORD_SUMS + xd_sum_words(FIXED));
+    __syncthreads();
+    if (t == 0 && alone) xdi_cuda_sample_finish_as<FIXED>(a, record, status);
+    for (int k = t; k < xd_sample_record_words(FIXED) && !alone; k += (int)blockDim.x) a.record[k] = record[k];
 }
 
-static xd_result xdi_cuda_sample_total(const xd_launch *launch, const xd_sample_args *a) {
+static xd_result xdi_cuda_sample_total_launch(const xd_launch *launch, const xd_sample_args *a, bool alone) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0));
-    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a);
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a);
+    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a, alone, launch->status);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a, alone, launch->status);
+}
+
+static xd_result xdi_cuda_sample_total(const xd_launch *launch, const xd_sample_args *a) {
+    return xdi_cuda_sample_total_launch(launch, a, false);
+}
+
+static xd_result xdi_cuda_sample_finish_alone(const xd_launch *launch, const xd_sample_args *a) {
+    return xdi_cuda_sample_total_launch(launch, a, true);
 }
 
 /* ---- finish: one thread, in the order of the ranks ---- */
@@ -179,8 +212,7 @@ static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdis
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     xdi_cuda_fdistill_bins_kernel(const __grid_constant__ xd_fdistill_args a, xd_status *status) {
-    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
-    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]); /* 0: of a finding */
+    XD_SHARED(xdi_cuda_total_pair, tile, [XDI_CUDA_TOTAL_THREADS / 2]);
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     XD_SHARED(int, clean, [1]);
     const int t = (int)threadIdx.x;
@@ -195,14 +227,16 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     __syncthreads();
     for (int64_t begin = 0; begin < a.logits.rows; begin += blockDim.x) {
         const int64_t b = begin + t, left = a.logits.rows - begin;
+        tile[t / 2].at[t % 2] = 0.0;
         if (b < a.logits.rows) {
-            places[t] = xd_fdistill_weigh(&a, b) ? 1 : 0;
-            tile[t] = a.weights[b];
-            counted += places[t];
-            if (places[t]) sum.put(tile[t]);
+            const bool counts = xd_fdistill_weigh(&a, b); /* else it has a finding */
+            const double weight = counts ? fabs(a.weights[b]) : 0.0;
+            tile[t / 2].at[t % 2] = weight;
+            counted += counts;
+            if (counts) sum.put(weight);
         }
         __syncthreads();
-        sum.add(tile, places, 1, left < blockDim.x ? left : blockDim.x);
+        sum.add(tile, (int)(left < blockDim.x ? left : blockDim.x));
         __syncthreads();
     }
     counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());

@@ -79,6 +79,38 @@ static __device__ inline void xdi_cuda_each_eight(const T *row, int64_t end, Use
     for (; c < end; c += STEP) use(xdi_cuda_raw_of(row, c, end), c);
 }
 
+/* The same with four loads on their way all the time, for more registers: a step's is asked for as soon as those of the step four
+ * before are free. */
+template <int TEAM, typename T, typename Use>
+static __device__ inline void xdi_cuda_stream_eights(const T *row, int64_t end, Use use) {
+    enum { AHEAD = 4, STEP = TEAM * XDI_CUDA_EIGHT };
+    int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    if (xdi_cuda_is_aligned16(row) && c + XDI_CUDA_EIGHT <= end) {
+        int left = (int)((end - XDI_CUDA_EIGHT - c) / STEP) + 1; /* whole steps */
+        xdi_cuda_raw<T> raw[AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (k < left) raw[k].load(row + c + k * STEP);
+        XD_UNROLL_N(1)
+        for (; left > AHEAD; left -= AHEAD) {
+            XD_UNROLL
+            for (int k = 0; k < AHEAD; k++, c += STEP) {
+                const xdi_cuda_raw<T> now = raw[k];
+                if (k + AHEAD < left) raw[k].load(row + c + AHEAD * STEP);
+                use(now, c);
+            }
+        }
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++) {
+            if (k >= left) break;
+            use(raw[k], c);
+            c += STEP;
+        }
+    }
+    XD_UNROLL_N(1)
+    for (; c < end; c += STEP) use(xdi_cuda_raw_of(row, c, end), c);
+}
+
 /* The largest at each of the eight places. */
 template <typename T, bool NANS> struct xdi_cuda_places;
 

@@ -166,6 +166,7 @@ struct xdi_cuda_ring_factors<xdi_cuda_bf16, KIND> : xdi_cuda_ring_scale<xdi_cuda
         *teacher_log = more ? -low : -high;
         return z;
     }
+    __device__ void weigh(xdi_cuda_ring_mixtures *) const {}
     /* Whether 2^d neither overflows nor loses a power that is in the sums, when the lowest logit of a thread's is this. */
     __device__ bool is_narrow(float beta, float lowest) const {
         return __fmul_rn(__fsub_rn(this->max, lowest), student.s) < 100.0f && beta < 1.0f;
@@ -276,11 +277,18 @@ template <int KIND> struct xdi_cuda_ring_factors<float, KIND> : xdi_cuda_ring_sc
             if (form::has_second(part, left)) xdi_cuda_store16(to + form::column(part, 4), xdi_cuda_rounded<float>(g.at + 4));
         }
     }
+    /* Relative to the largest element: `rest` is 0. */
+    static __device__ xdi_cuda_eight powers(const xdi_cuda_ring_exponent &of, const xdi_cuda_eight &x) {
+        xdi_cuda_eight e;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = __fmul_rn(__fsub_rn(x.at[i], of.base), of.s);
+        return xdi_cuda_ring_powers(e);
+    }
     __device__ xdi_cuda_eight gradient(const xdi_cuda_eight &x, const xdi_cuda_eight &y) const {
-        const xdi_cuda_eight p = xdi_cuda_ring_powers(student.template of<true>(x));
+        const xdi_cuda_eight p = powers(student, x);
         xdi_cuda_eight g, q = {}, h = {};
-        if (is::FORWARD) q = xdi_cuda_ring_powers(teacher.template of<true>(y));
-        if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<true>(x));
+        if (is::FORWARD) q = powers(teacher, y);
+        if (is::BOTH && !is::SHARED) h = powers(hard, x);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             const float scaled = __fmul_rn(p.at[i], is::ALONE ? hard_weight : weight);
@@ -325,23 +333,29 @@ template <int KIND> struct xdi_cuda_ring_factors<float, KIND> : xdi_cuda_ring_sc
             if (form::has_second(part, left)) xdi_cuda_put16(to + XDI_CUDA_RING_PART, xdi_cuda_rounded<float>(log.at + 4));
         }
     }
+    /* The sums are of powers; those of probabilities are asked for. */
+    __device__ void weigh(xdi_cuda_ring_mixtures *sums) const {
+        sums->student = __fmul_rn(sums->student, weight);
+        sums->teacher = __fmul_rn(sums->teacher, teacher_weight);
+    }
     /* Returns the logarithms of student/mixture. */
     __device__ xdi_cuda_eight mixed(const xdi_cuda_eight &x, const xdi_cuda_eight &y, float beta, int column, int part,
                                     xdi_cuda_ring_mixtures *sums) const {
-        xdi_cuda_eight power = xdi_cuda_ring_powers(student.template of<true>(x)), log, own, teacher_log;
-        xdi_cuda_eight teacher_power = xdi_cuda_ring_powers(teacher.template of<true>(y));
+        xdi_cuda_eight log, own, teacher_log;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             xdi_cuda_loss_log_ratios_of(ratio_of(x.at[i], y.at[i]), beta, &log.at[i], &teacher_log.at[i]);
             own.at[i] = -log.at[i];
         }
+        xdi_cuda_eight power = powers(student, x);
+        xdi_cuda_eight teacher_power = powers(teacher, y);
         this->set_apart(*sums, x, column, part, &own, &power, &teacher_power);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             if (power.at[i] > 0.0f)
-                sums->student = __fmaf_rn(__fmul_rn(power.at[i], weight), own.at[i], sums->student);
+                sums->student = __fmaf_rn(power.at[i], own.at[i], sums->student);
             if (teacher_power.at[i] > 0.0f)
-                sums->teacher = __fmaf_rn(__fmul_rn(teacher_power.at[i], teacher_weight), teacher_log.at[i], sums->teacher);
+                sums->teacher = __fmaf_rn(teacher_power.at[i], teacher_log.at[i], sums->teacher);
         }
         return log;
     }

@@ -174,21 +174,21 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
 
   private:
     template <bool GUARDED> __device__ void take_part(const unsigned char *at, int left, int column, int part) {
-        xdi_cuda_eight y = {};
         const xdi_cuda_eight x = form::read(at, part, left);
-        if (is::SOFT) y = form::read(at + form::BYTES, part, left);
         if (is::SMOOTH) put(XD_LOSS_LINEAR, form::has_second(part, left) ? xdi_cuda_sum_of(x) : sum_of_four(x));
-        add<GUARDED>(x, y, column, part);
+        add<GUARDED>(x, at, left, column, part);
     }
     /* One question for both tensors, unless what they have does not fit into registers together. */
-    template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
-        enum { APART = is::BOTH || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
+    template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const unsigned char *at, int left, int column, int part) {
+        enum { APART = is::FORWARD || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
-        xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {};
+        xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {}, y = {};
+        if (is::SOFT && (!APART || is::REVERSE)) y = form::read(at + form::BYTES, part, left);
         float own = NARROW ? INFINITY : xdi_cuda_sum_of(e), other = 0.0f;
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
         if (APART && may_have(own)) own = set_apart(x, y, column, part, &e, &h);
         if (APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
+        if (is::SOFT && APART && !is::REVERSE) y = form::read(at + form::BYTES, part, left); /* until then no registers */
         if (is::SOFT) {
             const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
             f = xdi_cuda_ring_powers(b);

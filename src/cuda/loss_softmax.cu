@@ -4,9 +4,9 @@
 /* ---- stats: grid (rows / teams), block 256; one read of the rows ---- */
 
 /* What a thread has seen of a row. Terms are e^((x - base) / tau), where base is an element that the largest one exceeds by at most
- * a factor of 2^8 of the powers: so a sum keeps its digits, and is seldom scaled. NaN gets into the sum alone. */
+ * a factor of 2^16 of the powers: so a sum keeps its digits, and is seldom scaled. NaN gets into the sum alone. */
 struct xdi_cuda_softmax_seen {
-    enum { OCTAVES = 8 };
+    enum { OCTAVES = 16 };
     float factor, largest = -INFINITY, base = 0.0f;
     int64_t column = 0; /* of the first eight that have the largest */
     double sum = 0.0;
@@ -39,23 +39,48 @@ struct xdi_cuda_softmax_seen {
 /* The largest element of a row, and the sum of e^((x - max) / tau), NaN when the row has one; on all threads of the team. */
 template <int TEAM, typename T>
 static __device__ inline double xdi_cuda_softmax_sum(const T *row, int64_t columns, xdi_cuda_softmax_seen *seen, float *max) {
-    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
+    xdi_cuda_stream_eights<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
     *max = xdi_cuda_team_reduce<TEAM>(seen->largest, -INFINITY, xdi_cuda_larger_float<false>());
     return xdi_cuda_team_reduce<TEAM>(seen->sum_from(*max), 0.0, xdi_cuda_add());
 }
 
-struct xdi_cuda_lower {
-    __device__ int64_t operator()(int64_t a, int64_t b) const {
-        return a < b ? a : b;
-    }
-};
-
 /* The first of eight columns that has an element. */
 template <typename T>
 static __device__ inline int64_t xdi_cuda_softmax_first(const T *row, int64_t columns, int64_t column, float element) {
-    int64_t c = column;
-    while (c + 1 < columns && c + 1 < column + XDI_CUDA_EIGHT && xdi_cuda_widen(row[c]) != element) c++;
-    return c;
+    xdi_cuda_raw<T> raw;
+    if (xdi_cuda_is_aligned16(row + column) && column + XDI_CUDA_EIGHT <= columns)
+        raw.load(row + column); /* one wait, for which the whole block waits */
+    else
+        raw = xdi_cuda_raw_of(row, column, columns);
+    const xdi_cuda_eight x = raw.widened();
+    int first = 0;
+    XD_UNROLL
+    for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
+        if (x.at[i] == element) first = i;
+    return column + first;
+}
+
+/* The same sum, and the first column that has the largest element; INT64_MAX where nothing is above -infinity. */
+struct xdi_cuda_softmax_whole {
+    double sum;
+    int64_t arg;
+};
+
+struct xdi_cuda_softmax_join {
+    __device__ xdi_cuda_softmax_whole operator()(const xdi_cuda_softmax_whole &a, const xdi_cuda_softmax_whole &b) const {
+        return { a.sum + b.sum, a.arg < b.arg ? a.arg : b.arg };
+    }
+};
+
+template <int TEAM, typename T>
+static __device__ inline xdi_cuda_softmax_whole xdi_cuda_softmax_whole_of(const T *row, int64_t columns, xdi_cuda_softmax_seen *seen,
+                                                                          float *max) {
+    xdi_cuda_stream_eights<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
+    *max = xdi_cuda_team_reduce<TEAM>(seen->largest, -INFINITY, xdi_cuda_larger_float<false>());
+    const bool has = *max > -INFINITY && seen->largest == *max;
+    const int64_t arg = has ? xdi_cuda_softmax_first(row, columns, seen->column, *max) : (int64_t)INT64_MAX;
+    const xdi_cuda_softmax_whole mine = { seen->sum_from(*max), arg }, none = { 0.0, INT64_MAX };
+    return xdi_cuda_team_reduce<TEAM>(mine, none, xdi_cuda_softmax_join());
 }
 
 template <int TEAM, typename T>
@@ -66,10 +91,9 @@ xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
     const T *row = xdi_cuda_row<T>(a.logits, r);
     xdi_cuda_softmax_seen seen(xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature));
     float max;
-    const double sum = xdi_cuda_softmax_sum<TEAM>(row, columns, &seen, &max);
-    const bool has = max > -INFINITY && seen.largest == max;
-    int64_t arg = has ? xdi_cuda_softmax_first(row, columns, seen.column, max) : (int64_t)INT64_MAX;
-    arg = xdi_cuda_team_reduce<TEAM>(arg, (int64_t)INT64_MAX, xdi_cuda_lower());
+    const xdi_cuda_softmax_whole whole = xdi_cuda_softmax_whole_of<TEAM>(row, columns, &seen, &max);
+    const double sum = whole.sum;
+    int64_t arg = whole.arg;
     if (arg == INT64_MAX) arg = columns > 0 ? 0 : -1 - a.vocab.begin; /* nothing above -infinity */
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
     const bool broken = !(max < INFINITY) || !(sum < (double)INFINITY);

@@ -170,6 +170,17 @@ XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call, bool at_once)
     return a->elements <= call->kernels->by_sample_elements;
 }
 
+/* From samples to the value, over all ranks. */
+static xd_result xdi_sample_settle(const xd_launch *launch, const xdi_sample_call *call) {
+    xd_sample_args *a = call->args;
+    if (a->ranks == 1 && call->kernels->finish_alone) return call->kernels->finish_alone(launch, a);
+    XD_TRY(call->kernels->total(launch, a));
+    if (a->ranks > 1)
+        XD_TRY(xdi_comm_all_gather_equal(call->common->comm, a->record, (int64_t *)a->records,
+                                         xd_sample_record_words(a->fixed), XD_DTYPE_I64));
+    return call->kernels->finish(launch, a);
+}
+
 XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
                                        xd_sample_values *out) {
     xd_sample_args *a = call->args;
@@ -180,11 +191,7 @@ XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope s
     memset(&found, 0, sizeof found);
     launch.status = call->common->status ? call->common->status : &found;
     a->values = host ? &values : out; /* the caller's stays untouched when findings are an error */
-    XD_TRY(call->kernels->total(&launch, a));
-    if (a->ranks > 1)
-        XD_TRY(xdi_comm_all_gather_equal(call->common->comm, a->record, (int64_t *)a->records,
-                                         xd_sample_record_words(a->fixed), XD_DTYPE_I64));
-    XD_TRY(call->kernels->finish(&launch, a));
+    XD_TRY(xdi_sample_settle(&launch, call));
     if (slope) XD_TRY(slope(&launch, user));
     if (!call->common->status) XD_TRY(xd_status_check(call->ctx, &found));
     if (host) *out = values;

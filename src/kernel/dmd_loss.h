@@ -143,6 +143,8 @@ typedef struct xd_dmd_loss_kernels {
     int64_t by_sample_elements; /* the most that a sample of these two has */
     /* denoise_by_sample computes sums and gradient of an element at once, and takes samples of any size, also fewer than threads */
     bool denoise_at_once;
+    /* total and finish of a rank alone, in one. NULL: not offered */
+    xd_result (*finish_alone)(const xd_launch *launch, const xd_sample_args *args);
 } xd_dmd_loss_kernels;
 
 #endif

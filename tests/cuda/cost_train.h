@@ -73,7 +73,9 @@ static void measure_training() {
 
 /* ---- diffusion ---- */
 
-enum { SAMPLES = 8, SMALL = 16384, LARGE = 65536 };
+/* ALL_SMALL, ALL_LARGE: samples of the sizes that times are predicted for (bench/gpu_budget.txt). What adds up samples in their order
+ * takes longer for as many: it is measured with small ones. */
+enum { SAMPLES = 8, SMALL = 16384, LARGE = 65536, ALL_SMALL = 4096, ALL_LARGE = 768, TINY = 64 };
 
 static void prepare_samples(xd_sample_common *common, double denominator) {
     common->weight = 1.0;
@@ -81,28 +83,35 @@ static void prepare_samples(xd_sample_common *common, double denominator) {
     common->status = (xd_status *)room(sizeof *common->status);
 }
 
-static void measure_vsd(const char *name, int64_t elements) {
-    if (!is_wanted(name)) return;
-    xd_vsd_desc d = xd_vsd_defaults();
-    for (xd_rows *rows : { &d.generated, &d.teacher, &d.fake }) *rows = noise_rows(SAMPLES, elements, XD_DTYPE_BF16, 1.0);
-    d.gradient = empty_rows(SAMPLES, elements, XD_DTYPE_BF16);
-    prepare_samples(&d.common, (double)(SAMPLES * elements));
-    xd_sample_values *out = (xd_sample_values *)room(sizeof *out);
-    measure({ name, XD_DTYPE_BF16, (double)(SAMPLES * elements), 8.0 }, [&] { require(xd_vsd_loss(ctx, &d, out)); });
+/* all: samples of the size of the budget, for a section beside the operation's. */
+template <typename Call> static void measure_samples(const Operation &operation, bool all, Call call) {
+    if (all)
+        measure_all_of(operation, call);
+    else
+        measure(operation, call);
     release(nullptr);
 }
 
-static void measure_denoise() {
+static void measure_vsd(const char *name, int64_t samples, int64_t elements, bool all) {
+    if (!is_wanted(name)) return;
+    xd_vsd_desc d = xd_vsd_defaults();
+    for (xd_rows *rows : { &d.generated, &d.teacher, &d.fake }) *rows = noise_rows(samples, elements, XD_DTYPE_BF16, 1.0);
+    d.gradient = empty_rows(samples, elements, XD_DTYPE_BF16);
+    prepare_samples(&d.common, (double)(samples * elements));
+    xd_sample_values *out = (xd_sample_values *)room(sizeof *out);
+    measure_samples({ name, XD_DTYPE_BF16, (double)(samples * elements), 8.0 }, all, [&] { require(xd_vsd_loss(ctx, &d, out)); });
+}
+
+static void measure_denoise(int64_t samples, int64_t elements, bool all) {
     if (!is_wanted("denoise")) return;
     xd_denoise_desc d = xd_denoise_defaults();
-    for (xd_rows *rows : { &d.prediction, &d.clean, &d.noise }) *rows = noise_rows(SAMPLES, LARGE, XD_DTYPE_BF16, 1.0);
-    d.gradient = empty_rows(SAMPLES, LARGE, XD_DTYPE_BF16);
-    const std::vector<xd_denoise_term> terms(SAMPLES, { 0.5, 0.5, 0.5, 0.5 });
+    for (xd_rows *rows : { &d.prediction, &d.clean, &d.noise }) *rows = noise_rows(samples, elements, XD_DTYPE_BF16, 1.0);
+    d.gradient = empty_rows(samples, elements, XD_DTYPE_BF16);
+    const std::vector<xd_denoise_term> terms((size_t)samples, { 0.5, 0.5, 0.5, 0.5 });
     d.terms = (xd_denoise_term *)upload(terms.data(), terms.size() * sizeof terms[0]);
-    prepare_samples(&d.common, (double)SAMPLES * LARGE);
+    prepare_samples(&d.common, (double)(samples * elements));
     xd_sample_values *out = (xd_sample_values *)room(sizeof *out);
-    measure({ "denoise", XD_DTYPE_BF16, (double)SAMPLES * LARGE, 8.0 }, [&] { require(xd_denoise_loss(ctx, &d, out)); });
-    release(nullptr);
+    measure_samples({ "denoise", XD_DTYPE_BF16, (double)(samples * elements), 8.0 }, all, [&] { require(xd_denoise_loss(ctx, &d, out)); });
 }
 
 static void measure_mix() {
@@ -142,9 +151,12 @@ static void measure_gan() {
 }
 
 static void measure_diffusion() {
-    measure_vsd("vsd_16384", SMALL);
-    measure_vsd("vsd_65536", LARGE);
-    measure_denoise();
+    measure_vsd("vsd_16384", SAMPLES, SMALL, false);
+    measure_vsd("vsd_16384", ALL_SMALL, TINY, true);
+    measure_vsd("vsd_65536", SAMPLES, LARGE, false);
+    measure_vsd("vsd_65536", ALL_LARGE, TINY, true);
+    measure_denoise(SAMPLES, LARGE, false);
+    measure_denoise(ALL_LARGE, TINY, true);
     measure_mix();
     measure_draw();
     measure_gan();

@@ -277,8 +277,8 @@ XD_TEST(a_sample_at_once_has_the_bits_of_the_cpu) {
     }
 }
 
-/* The student's term: the samples, the total, the finish. Denoising: also what joins its chunks. Of more chunks than a cluster has
- * blocks, and where N is counted first: measure, a join of chunks, weigh, total, finish, slope. */
+/* The student's term: the samples, the value. Denoising: also what joins its chunks. Of more chunks than a cluster has blocks, and
+ * where N is counted first: measure, a join of chunks, weigh, the value, slope. */
 XD_TEST(samples_that_fit_take_one_launch) {
     static const struct {
         int64_t elements;
@@ -286,8 +286,8 @@ XD_TEST(samples_that_fit_take_one_launch) {
         int kind;
         long launches;
     } cases[] = {
-        { 16384, false, false, 0, 3 },  { 77, true, true, 2, 4 },   { 77, true, false, 0, 5 },   { 16385, false, false, 0, 3 },
-        { 262145, false, false, 0, 6 }, { 16385, false, false, 2, 4 }, { 77, false, false, 1, 7 },
+        { 16384, false, false, 0, 2 },  { 77, true, true, 2, 3 },   { 77, true, false, 0, 4 },   { 16385, false, false, 0, 2 },
+        { 262145, false, false, 0, 5 }, { 16385, false, false, 2, 3 }, { 77, false, false, 1, 6 },
     };
     Pair pair;
     Random random(1);

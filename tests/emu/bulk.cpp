@@ -14,9 +14,10 @@ static_assert(sizeof(MBarrier) == sizeof(uint64_t), "an mbarrier has 8 bytes");
 
 struct BulkLoad {
     char *to;
-    const char *from;
+    const char *from; /* NULL: 16 bytes of a thread, which are here */
     unsigned bytes;
     uint64_t *barrier;
+    uint64_t own[2];
 };
 static std::vector<BulkLoad> loads;   /* of the running team, not yet executed */
 static std::vector<uint64_t *> lost; /* its barriers that wait for a copy which never arrives */
@@ -71,9 +72,9 @@ static void carry_out_loads(uint64_t *barrier) {
     loads.swap(others);
     MBarrier *state = reinterpret_cast<MBarrier *>(barrier);
     for (const BulkLoad &load : mine) {
-        check_access(load.from, load.bytes, false, false);
+        if (load.from) check_access(load.from, load.bytes, false, false);
         check_bulk_written(load.to, load.bytes);
-        memcpy(load.to, load.from, load.bytes);
+        memcpy(load.to, load.from ? load.from : reinterpret_cast<const char *>(load.own), load.bytes);
         state->bytes -= load.bytes;
     }
     if (!mine.empty()) advance(state);
@@ -143,8 +144,16 @@ void emu_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *b
     if (until_lost > 0 && --until_lost == 0)
         lost.push_back(barrier);
     else
-        loads.push_back({ static_cast<char *>(shared), static_cast<const char *>(global), bytes, barrier });
+        loads.push_back({ static_cast<char *>(shared), static_cast<const char *>(global), bytes, barrier, { 0, 0 } });
     wake_all("an mbarrier"); /* a thread may wait for this barrier already: it then executes the copy */
+}
+
+void emu_store_async(void *shared, uint64_t first, uint64_t second, uint64_t *barrier, const char *file, int line) {
+    valid(barrier, file, line);
+    if (!in_arenas(shared) || !shared_holds(shared, 16) || (uintptr_t)shared % 16)
+        kernel_failed("store of 16 bytes at %p in the cluster (%s:%d)", shared, file, line);
+    loads.push_back({ static_cast<char *>(shared), nullptr, 16, barrier, { first, second } });
+    wake_all("an mbarrier");
 }
 
 void emu_bulk_store(void *global, const void *shared, unsigned bytes, const char *file, int line) {

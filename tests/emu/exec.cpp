@@ -452,6 +452,20 @@ int emu_block_barrier(emu_block_op op, int predicate, const char *file, int line
     return barrier.result;
 }
 
+/* The two halves of the cluster's barrier: a thread that has arrived goes on until it waits. */
+void emu_cluster_arrive() {
+    Barrier &barrier = team.cluster_barrier;
+    running->cluster_phase = barrier.passed;
+    if (++barrier.arrived < barrier.expected) return;
+    barrier.arrived = 0;
+    barrier.passed++;
+    wake_all(block_op_names[EMU_CLUSTER_SYNC]);
+}
+
+void emu_cluster_wait(const char *file, int line) {
+    while (team.cluster_barrier.passed == running->cluster_phase) wait_as(block_op_names[EMU_CLUSTER_SYNC], file, line);
+}
+
 /* The lane that a shuffle reads, as the PTX manual defines shfl.sync: the lane itself when the source is out of range. */
 static inline unsigned shuffle_source(emu_warp_op op, unsigned width, unsigned delta, unsigned lane) {
     const unsigned base = lane & ~(width - 1);

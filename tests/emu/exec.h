@@ -63,6 +63,7 @@ struct Thread {
     const char *file;
     int line;
     unsigned groups; /* of bulk stores, committed */
+    unsigned cluster_phase; /* of the cluster's barrier, at this thread's last arrival */
     std::vector<BulkStore> stores;
 };
 

@@ -165,7 +165,7 @@ static void write_report() {
     FILE *file = fopen(report_path.c_str(), "a");
     if (!file) return;
     fprintf(file, "section\tkernel\tlaunches\tblocks\twarps\tthreads\tdynamic\tloaded\tread\tagain\twritten\twaits\tflight\tbulk_waits"
-                  "\tbulk_flight\twaited\tstalled\tpath");
+                  "\tbulk_flight\twaited\tstalled\tcrossed\tpath");
     for (const char *name : class_names) fprintf(file, "\t%s", name);
     fprintf(file, "\n");
     for (const auto &entry : totals) {
@@ -175,7 +175,7 @@ static void write_report() {
             fprintf(file, "\t%llu", (unsigned long long)n);
         for (const Waits &waits : { w.waits, w.bulk })
             fprintf(file, "\t%llu\t%.1f", (unsigned long long)waits.count, waits.bytes > 0 ? waits.squares / waits.bytes : 0.0);
-        fprintf(file, "\t%.0f\t%.0f\t%.0f", w.waited, w.stalled, w.path);
+        fprintf(file, "\t%.0f\t%.0f\t%.0f\t%.0f", w.waited, w.stalled, w.crossed, w.path);
         for (const uint64_t issued : entry.second.issued) fprintf(file, "\t%llu", (unsigned long long)issued);
         fprintf(file, "\n");
     }
@@ -201,6 +201,7 @@ static void add(Watched *sum, const Watched &grid) {
     add(&sum->bulk, grid.bulk);
     sum->waited += grid.waited;
     sum->stalled += grid.stalled;
+    sum->crossed += grid.crossed;
     sum->path += grid.path;
 }
 

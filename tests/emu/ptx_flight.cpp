@@ -11,7 +11,7 @@ namespace ptx {
 
 static std::vector<Flight> flights;
 static Watched watched; /* of this grid */
-static double cluster_times[2];
+static double cluster_times[4]; /* of the last arrival, by the phase modulo 4 */
 const size_t kMostLoads = 32; /* on their way; more: some were forgotten */
 
 struct Awaited { /* what an mbarrier's phase waits for */
@@ -96,7 +96,7 @@ void flights_begin_team() {
         flight.clock = 0;
     }
     blocks.assign(team.blocks.size(), BlockFlight());
-    cluster_times[0] = cluster_times[1] = 0;
+    std::fill(cluster_times, cluster_times + 4, 0.0);
 }
 
 void flights_end_team() {
@@ -242,12 +242,14 @@ void watch_meeting(std::vector<Lanes> &warps, const BlockState *block) {
 }
 
 void watch_cluster_arrival(const Lanes &lanes, unsigned phase) {
-    cluster_times[phase % 2] = std::max(cluster_times[phase % 2], lanes.flight->clock);
-    cluster_times[(phase + 1) % 2] = 0;
+    cluster_times[phase % 4] = std::max(cluster_times[phase % 4], lanes.flight->clock);
+    cluster_times[(phase + 2) % 4] = 0; /* some may not have waited for the phase before this one */
 }
 
 void watch_cluster_wait(const Lanes &lanes, unsigned phase) {
-    await_time(lanes.flight, cluster_times[phase % 2] + kClusterLatency, &watched.stalled);
+    const double last = cluster_times[phase % 4];
+    await_time(lanes.flight, last, &watched.stalled);
+    await_time(lanes.flight, last + kClusterLatency, &watched.crossed);
 }
 
 /* ---- copies into shared memory ---- */
@@ -301,6 +303,13 @@ void watch_bulk_load(Lanes &lanes, const void *barrier, uint64_t from, unsigned 
     awaited.serial = ++blocks[lanes.block->rank].issued;
     awaited.bytes += bytes;
     watched.loaded += bytes;
+}
+
+/* The barrier is that of another block, or of this one. */
+void watch_store_async(Lanes &lanes, const void *barrier) {
+    const size_t rank = (size_t)(static_cast<const char *>(barrier) - arenas) / kArenaBytes;
+    Awaited &awaited = blocks[rank].barriers[barrier];
+    awaited.ready = std::max(awaited.ready, lanes.flight->clock + kRemoteLatency);
 }
 
 void watch_bulk_wait(Lanes &lanes, const void *barrier) {

@@ -16,6 +16,8 @@ namespace ptx {
 
 /* The clock, in ns: what docs/performance.md has fitted. A lone warp issues an instruction every (1 + 3.5) cycles of 1.98 GHz. */
 const double kInstruction = 4.5 / 1.98, kLatency = 700.0, kNearLatency = 300.0, kClusterLatency = 1000.0;
+/* Of a store into another block of the cluster: taken as a hit of L2, which published measurements find slower. */
+const double kRemoteLatency = 300.0;
 /* Sectors of 32 bytes that a block finds in L2 again: its part of 50 MB among 132 multiprocessors with three blocks each. */
 const uint64_t kNearSectors = 4096;
 
@@ -29,7 +31,8 @@ struct Watched {
     uint64_t blocks = 0, warps = 0, threads = 0, dynamic = 0; /* threads and dynamic shared memory: of a block, the most */
     uint64_t loaded = 0, read = 0, again = 0, written = 0;   /* bytes: by loads; from memory; those read before; to memory */
     Waits waits, bulk;                                      /* of warps, and of blocks for bulk copies */
-    double waited = 0, stalled = 0, path = 0;               /* ns: of warps for memory, for other warps; of blocks from end to end */
+    double waited = 0, stalled = 0, crossed = 0;            /* ns: of warps for memory, for other warps, for the cluster's barrier */
+    double path = 0;                                        /* ns: of blocks from end to end */
 };
 
 struct OnTheWay {
@@ -65,6 +68,7 @@ void watch_group(Lanes &lanes);
 void watch_group_wait(Lanes &lanes, unsigned left);
 void watch_arrival(Lanes &lanes, const void *barrier);
 void watch_bulk_load(Lanes &lanes, const void *barrier, uint64_t from, unsigned bytes);
+void watch_store_async(Lanes &lanes, const void *barrier);
 void watch_bulk_wait(Lanes &lanes, const void *barrier);
 void watch_bulk_store(uint64_t to, unsigned bytes);
 

@@ -505,6 +505,32 @@ static void bulk_store(const Instruction &in, Lanes &lanes, unsigned active) {
     });
 }
 
+/* Into shared memory of the cluster, to be counted by a barrier there. */
+static void store_async(const Instruction &in, Lanes &lanes, unsigned active) {
+    begin_access(in, lanes, active);
+    each(active, [&](unsigned lane) {
+        char *to = reach<kShared>(in, lanes, lane, lanes.row(in.from[0])[lane], 16);
+        uint64_t *barrier = reinterpret_cast<uint64_t *>(reach<kShared>(in, lanes, lane, lanes.row(in.from[3])[lane], 8));
+        become(lanes, lane);
+        emu_store_async(to, lanes.row(in.from[1])[lane], lanes.row(in.from[2])[lane], barrier, path(), in.line);
+        if (lanes.flight) watch_store_async(lanes, barrier);
+    });
+    note_event();
+}
+
+static void decode_store_async(Statement &statement, Instruction *in) {
+    const bool pairs = statement.has("v2");
+    statement.take("async");
+    statement.take("mbarrier::complete_tx::bytes");
+    const Space space = statement.take_space();
+    take_hints(&statement);
+    if (space != kShared || !pairs || !statement.take("b64")) throw Unknown{ "asynchronous store" };
+    statement.operands(in, 0);
+    if (in->count != 4 || in->offset) throw Unknown{ "operands of an asynchronous store" };
+    in->handler = store_async;
+    in->kind = kSharedClass;
+}
+
 static void bulk_commit(const Instruction &in, Lanes &lanes, unsigned active) {
     each(active, [&](unsigned lane) {
         become(lanes, lane);
@@ -635,7 +661,9 @@ static void decode_fence(Statement &statement, Instruction *in) {
 
 bool decode_memory(Statement &statement, Instruction *in) {
     const std::string &opcode = statement.opcode;
-    if (opcode == "ld" || opcode == "st") {
+    if (opcode == "st" && statement.has("async")) {
+        decode_store_async(statement, in);
+    } else if (opcode == "ld" || opcode == "st") {
         decode_access(statement, in, opcode == "ld");
     } else if (opcode == "atom" || opcode == "red") {
         decode_atomic(statement, in, opcode == "atom");

@@ -427,6 +427,47 @@ static int cluster_without_last_sync(int bug) {
     return run_cluster(bug ? 2 : 0);
 }
 
+/* Each block stores into the next one; a thread that has arrived at the cluster's barrier goes on. */
+__global__ void told_kernel(float *y, int bug) {
+    XD_SHARED(uint64_t, place, [2]);
+    XD_SHARED(uint64_t, told, );
+    const unsigned next = (emu_cluster_rank() + 1) % emu_cluster_size();
+    if (threadIdx.x == 0) emu_mbarrier_init(&told, 1);
+    emu_cluster_arrive();
+    if (bug != 2) emu_cluster_wait();
+    if (threadIdx.x == 0) {
+        emu_mbarrier_expect(&told, sizeof place);
+        emu_store_async(emu_map_shared(&place[0], next), 3, 4 + next, emu_map_shared(&told, next));
+    }
+    if (bug != 1) emu_mbarrier_wait(&told, 0);
+    y[blockIdx.x * 32 + threadIdx.x] = (float)(place[0] + place[1]);
+    if (bug == 2) emu_cluster_wait();
+    emu_cluster_arrive();
+    emu_cluster_wait(); /* no block ends before it was told */
+}
+
+static int run_told(int bug) {
+    Array y(4 * 32);
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = 4;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = 4;
+    config.blockDim = 32;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    if (cudaLaunchKernelEx(&config, told_kernel, y.device, bug)) return 1;
+    return differs(y, [](size_t i) { return (float)(7 + i / 32); });
+}
+
+static int told_without_wait(int bug) {
+    return run_told(bug ? 1 : 0);
+}
+static int told_before_the_barrier(int bug) {
+    return run_told(bug ? 2 : 0);
+}
+
 __global__ void bulk_kernel(const float *x, float *y, int bug) {
     XD_SHARED(float4, tile, [16]);
     XD_SHARED(float4, result, [16]);
@@ -549,6 +590,8 @@ const Case kernel_cases[] = {
     { "cluster reads before the barrier", cluster_without_first_sync, SEEN_ALWAYS, "depends on", "race" },
     { "cluster overwrites what others read", cluster_without_last_sync, SEEN_COMPARE | SEEN_CHECKER,
       "depends on", "race" },
+    { "store of another block not waited for", told_without_wait, SEEN_ALWAYS, nullptr, "nobody has written" },
+    { "store into a block without its barrier", told_before_the_barrier, SEEN_ALWAYS, "was not initialised", "was not initialised" },
     { "bulk load not waited for", bulk_without_wait, SEEN_ALWAYS, nullptr, "nobody has written" },
     { "bulk store not waited for", bulk_store_without_wait, SEEN_ALWAYS, nullptr, nullptr },
     { "pinned memory changed too early", stale_pinned_read, SEEN_LAZY, nullptr, nullptr },

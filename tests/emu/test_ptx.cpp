@@ -393,6 +393,19 @@ static const Group groups[] = {
       'r',
       { 4, 1, 2, 0 },
       [](unsigned t) -> uint64_t { return t & 2; } },
+    { "stores that a barrier of another block counts",
+      ".shared .align 16 .b8 place[16];\n.shared .align 8 .b64 told;\n",
+      "mov.u32 %r4, told; mov.u32 %r5, place; mbarrier.init.shared::cta.b64 [%r4], 1; fence.mbarrier_init.release.cluster;\n"
+      "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mov.u32 %r6, %cluster_ctarank; xor.b32 %r6, %r6, 1;\n"
+      "mapa.shared::cluster.u32 %r7, %r4, %r6; mapa.shared::cluster.u32 %r8, %r5, %r6; cvt.u64.u32 %x4, %t0; mov.u64 %x5, 100;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%r8], {%x4, %x5}, [%r7];\n"
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 16;\nWAIT:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p4, [%r4], 0; @!%p4 bra WAIT;\n"
+      "ld.shared.u64 %x6, [%r5]; ld.shared.u64 %x7, [%r5+8]; add.s64 %x0, %x6, %x7; barrier.cluster.arrive.aligned;\n"
+      "barrier.cluster.wait.aligned",
+      'x',
+      { 4, 1, 2, 0 },
+      [](unsigned t) -> uint64_t { return (t ^ 1) + 100; } },
     { "copies that a thread waits for",
       ".shared .align 16 .b8 tile[2048];\n",
       late_copies_body,

@@ -136,8 +136,31 @@ static void check_clocks() {
     CHECK_WITH(met.stalled > 190 * ptx::kInstruction && met.stalled < 210 * ptx::kInstruction + ptx::kLatency,
                std::to_string(met.stalled));
     const Watched cluster = watched("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mov.u64 %x0, 0", "", { 2, 32, 2, 0 });
-    CHECK_WITH(cluster.stalled >= 2 * ptx::kClusterLatency - 1, std::to_string(cluster.stalled));
+    CHECK_WITH(fabs(cluster.crossed - 2 * ptx::kClusterLatency) < 4 * ptx::kInstruction, std::to_string(cluster.crossed));
+    CHECK_WITH(cluster.stalled < ptx::kLatency, std::to_string(cluster.stalled));
     CHECK(cluster.blocks == 2 && cluster.warps == 2 && cluster.threads == 32);
+}
+
+/* Of two blocks each stores into the other. Between the halves of the cluster's barrier a warp works: it waits for less. */
+static void check_cluster() {
+    static const char body[] =
+        "mov.u32 %r4, told; mov.u32 %r5, place; setp.ne.u32 %p4, %t3, 0; @%p4 bra MEET; mbarrier.init.shared::cta.b64 [%r4], 1;\n"
+        "MEET:\nbarrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; @%p4 bra HEAR;\n"
+        "mov.u32 %r6, %cluster_ctarank; xor.b32 %r6, %r6, 1; mapa.shared::cluster.u32 %r7, %r4, %r6;\n"
+        "mapa.shared::cluster.u32 %r8, %r5, %r6; mov.u64 %x4, 1; mov.u64 %x5, 2; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 16;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%r8], {%x4, %x5}, [%r7];\nHEAR:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p5, [%r4], 0; @!%p5 bra HEAR; ld.shared.u64 %x0, [%r5];\n"
+        "barrier.cluster.arrive.aligned; ";
+    static const char rest[] = "barrier.cluster.wait.aligned";
+    static const char places[] = ".shared .align 16 .b8 place[16];\n.shared .align 8 .b64 told;\n";
+    const Watched base = watched("mov.u64 %x0, 0", "", { 2, 32, 2, 0 });
+    const Watched w = watched((std::string(body) + rest).c_str(), places, { 2, 32, 2, 0 });
+    const double heard = w.waited - base.waited;
+    CHECK_WITH(heard > 2 * (ptx::kRemoteLatency - 4 * ptx::kInstruction) && heard < 2 * ptx::kRemoteLatency, std::to_string(heard));
+    std::string work;
+    for (int i = 0; i < 20; i++) work += "add.s32 %r9, %r9, 1; ";
+    const Watched busy = watched((std::string(body) + work + rest).c_str(), places, { 2, 32, 2, 0 });
+    CHECK_WITH(fabs(w.crossed - busy.crossed - 40 * ptx::kInstruction) < 1, std::to_string(w.crossed - busy.crossed));
 }
 
 /* ---- the file ---- */
@@ -181,6 +204,7 @@ void ptx_flight() {
     test("ptx_reports_count_bulk_copies", check_bulk);
     test("ptx_reports_count_sectors_of_memory", check_sectors);
     test("ptx_reports_have_clocks", check_clocks);
+    test("ptx_reports_know_clusters", check_cluster);
     test("ptx_reports_have_sections", check_file);
     test("devices_are_of_another_architecture", check_architecture);
 }

@@ -671,11 +671,27 @@ static xd_result xdi_cpu_fdistill_weights(const xd_launch *launch, const xd_fdis
 
 XD_PRIVATE const xd_dmd_loss_kernels *xdi_dmd_loss_kernels_plain(void) {
     static const xd_dmd_loss_kernels kernels = {
-        xdi_cpu_vsd_measure,   xdi_cpu_vsd_weigh,         xdi_cpu_vsd_rounded,   xdi_cpu_vsd_settle,
-        xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure,   xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
-        xdi_cpu_gan_terms,     xdi_cpu_gan_slope,         xdi_cpu_sample_join,   xdi_cpu_sample_total,
-        xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios,   xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
-        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample, XDI_SAMPLE_CACHED,     true,
+        xdi_cpu_vsd_measure,
+        xdi_cpu_vsd_weigh,
+        xdi_cpu_vsd_rounded,
+        xdi_cpu_vsd_settle,
+        xdi_cpu_vsd_slope,
+        xdi_cpu_denoise_measure,
+        xdi_cpu_denoise_weigh,
+        xdi_cpu_denoise_slope,
+        xdi_cpu_gan_terms,
+        xdi_cpu_gan_slope,
+        xdi_cpu_sample_join,
+        xdi_cpu_sample_total,
+        xdi_cpu_sample_finish,
+        xdi_cpu_fdistill_ratios,
+        xdi_cpu_fdistill_bins,
+        xdi_cpu_fdistill_weights,
+        xdi_cpu_vsd_by_sample,
+        xdi_cpu_denoise_by_sample,
+        XDI_SAMPLE_CACHED,
+        true,
+        NULL,
     };
     return &kernels;
 }

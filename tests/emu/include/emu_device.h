@@ -166,6 +166,9 @@ unsigned emu_cluster_size(void);
 void *emu_cluster_map(const void *shared, unsigned rank, const char *file, int line);
 
 inline void emu_cluster_sync(EMU_HERE) { emu_block_barrier(EMU_CLUSTER_SYNC, 0, file, line); }
+/* The same in two halves. */
+void emu_cluster_arrive();
+void emu_cluster_wait(EMU_HERE);
 /* The address in block `rank` of this cluster that corresponds to `shared` in this block. */
 template <typename T> inline T *emu_map_shared(T *shared, unsigned rank, EMU_HERE) {
     return static_cast<T *>(emu_cluster_map(shared, rank, file, line));
@@ -185,6 +188,8 @@ void emu_mbarrier_wait(uint64_t *barrier, unsigned parity, EMU_HERE);
 /* The same; 0 when it waits for a copy that a test has lost (emu_lose_bulk_load). */
 int emu_mbarrier_try(uint64_t *barrier, unsigned parity, EMU_HERE);
 void emu_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier, EMU_HERE);
+/* A store of 16 bytes into shared memory of any block of the cluster, which counts at an mbarrier of that block. */
+void emu_store_async(void *shared, uint64_t first, uint64_t second, uint64_t *barrier, EMU_HERE);
 void emu_bulk_store(void *global, const void *shared, unsigned bytes, EMU_HERE);
 void emu_bulk_commit(EMU_HERE);
 /* Waits until at most `pending` groups of this thread are left. */

@@ -46,6 +46,19 @@
 #    include <cub/block/block_radix_sort.cuh>
 #endif
 
+/* Below 9.0 the functions of rings are compiled, and not called. table.cu ends this. */
+#if defined(__NVCC__)
+#    pragma nv_diagnostic push
+#    pragma nv_diag_suppress 177
+#endif
+
+/* Blocks of a multiprocessor that a kernel is compiled for. On 10.0 the compiler takes more registers: one block less. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#    define XDI_CUDA_BLOCKS(n) ((n) > 1 ? (n)-1 : 1)
+#else
+#    define XDI_CUDA_BLOCKS(n) (n)
+#endif
+
 #if defined(XDISTILL_STATIC)
 #    error \
         "the CUDA unit calls the library in another unit: leave XDISTILL_STATIC out where that is implemented"
@@ -7487,7 +7500,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
 /* Blocks that share a multiprocessor; fewer where 72 registers do not suffice. */
 template <typename X, int KIND> struct xdi_cuda_ring_least {
     typedef xdi_cuda_ring_is<KIND> is;
-    enum { BLOCKS = XDI_CUDA_RING_NARROW && sizeof(X) == 2 && is::FORWARD && !is::SHARED ? 1 : 2 };
+    enum { FEW = is::JSD || (sizeof(X) == 2 && is::FORWARD && !is::SHARED), BLOCKS = XDI_CUDA_RING_NARROW && FEW ? 1 : 2 };
 };
 
 template <typename X, int KIND>
@@ -10039,7 +10052,7 @@ static __device__ inline void xdi_cuda_select_order(xdi_cuda_select_room *room, 
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, sizeof(T) == 2 ? 5 : 4)
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, XDI_CUDA_BLOCKS(sizeof(T) == 2 ? 5 : 4))
     xdi_cuda_select_few_kernel(const __grid_constant__ xd_select_args a) {
     XD_SHARED(xdi_cuda_select_room, room, [1]);
     const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
@@ -10885,7 +10898,7 @@ static __device__ inline void xdi_cuda_project_join(double *cells, int64_t count
 
 /* A block has a part of a chunk's cells, whose rows it takes up once. */
 template <bool FIXED>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : 3)
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : XDI_CUDA_BLOCKS(3))
     xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a, int64_t parts) {
     typedef xdi_cuda_project_each<FIXED> each;
     enum { COUNT = each::COUNT, STEP = COUNT * XDI_CUDA_TEAM_BLOCK, WORDS = FIXED ? 2 : 1 };
@@ -10939,7 +10952,7 @@ struct xdi_cuda_delta_id {
 };
 
 template <bool FIXED>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : 3)
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : XDI_CUDA_BLOCKS(3))
     xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
     const xdi_cuda_matrix p(a.matrix);
     const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];
@@ -15111,7 +15124,7 @@ static __device__ inline void xdi_cuda_by_sample_tell(const xdi_cuda_by_sample_s
 }
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Terms::RESIDENT)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : XDI_CUDA_BLOCKS(Terms::RESIDENT))
     xdi_cuda_by_sample_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     XD_DYN_SHARED(float, kept);
     XD_SHARED(xdi_cuda_by_sample_sums<FIXED>, mine, [1]);
@@ -15142,7 +15155,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
  * writes zeros over the gradient of a sample that has a finding, or no weight. ---- */
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Terms::RESIDENT)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : XDI_CUDA_BLOCKS(Terms::RESIDENT))
     xdi_cuda_at_once_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     const xd_sample_args &a = terms.base();
     const uint32_t b = blockIdx.x / chunks;
@@ -15669,4 +15682,8 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 b366f2c6451d4dcd6c471ad81fcaf5b43e6cd6d15ce18e4e3e539332caf94a3c */
+#if defined(__NVCC__)
+#    pragma nv_diagnostic pop
+#endif
+
+/* xdistill sha256 c7ed26533a7c8eac7ef77e7e90f6deeacb165eecc9b86ac01ba91dec17f9d66c */

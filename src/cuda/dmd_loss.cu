@@ -53,7 +53,7 @@ static __device__ inline void xdi_cuda_by_sample_tell(const xdi_cuda_by_sample_s
 }
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Terms::RESIDENT)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : XDI_CUDA_BLOCKS(Terms::RESIDENT))
     xdi_cuda_by_sample_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     XD_DYN_SHARED(float, kept);
     XD_SHARED(xdi_cuda_by_sample_sums<FIXED>, mine, [1]);
@@ -84,7 +84,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
  * writes zeros over the gradient of a sample that has a finding, or no weight. ---- */
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Terms::RESIDENT)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : XDI_CUDA_BLOCKS(Terms::RESIDENT))
     xdi_cuda_at_once_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     const xd_sample_args &a = terms.base();
     const uint32_t b = blockIdx.x / chunks;

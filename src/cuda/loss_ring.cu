@@ -343,7 +343,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
 /* Blocks that share a multiprocessor; fewer where 72 registers do not suffice. */
 template <typename X, int KIND> struct xdi_cuda_ring_least {
     typedef xdi_cuda_ring_is<KIND> is;
-    enum { BLOCKS = XDI_CUDA_RING_NARROW && sizeof(X) == 2 && is::FORWARD && !is::SHARED ? 1 : 2 };
+    enum { FEW = is::JSD || (sizeof(X) == 2 && is::FORWARD && !is::SHARED), BLOCKS = XDI_CUDA_RING_NARROW && FEW ? 1 : 2 };
 };
 
 template <typename X, int KIND>

@@ -26,6 +26,19 @@
 #    include <cub/block/block_radix_sort.cuh>
 #endif
 
+/* Below 9.0 the functions of rings are compiled, and not called. table.cu ends this. */
+#if defined(__NVCC__)
+#    pragma nv_diagnostic push
+#    pragma nv_diag_suppress 177
+#endif
+
+/* Blocks of a multiprocessor that a kernel is compiled for. On 10.0 the compiler takes more registers: one block less. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#    define XDI_CUDA_BLOCKS(n) ((n) > 1 ? (n)-1 : 1)
+#else
+#    define XDI_CUDA_BLOCKS(n) (n)
+#endif
+
 #if defined(XDISTILL_STATIC)
 #    error \
         "the CUDA unit calls the library in another unit: leave XDISTILL_STATIC out where that is implemented"

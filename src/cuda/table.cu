@@ -226,3 +226,7 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xd_ctx_set_kernels(ctx, NULL);
     xdi_cuda_free(cuda);
 }
+
+#if defined(__NVCC__)
+#    pragma nv_diagnostic pop
+#endif

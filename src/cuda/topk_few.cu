@@ -156,7 +156,7 @@ static __device__ inline void xdi_cuda_select_order(xdi_cuda_select_room *room, 
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, sizeof(T) == 2 ? 5 : 4)
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, XDI_CUDA_BLOCKS(sizeof(T) == 2 ? 5 : 4))
     xdi_cuda_select_few_kernel(const __grid_constant__ xd_select_args a) {
     XD_SHARED(xdi_cuda_select_room, room, [1]);
     const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;

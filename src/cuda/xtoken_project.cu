@@ -317,7 +317,7 @@ static __device__ inline void xdi_cuda_project_join(double *cells, int64_t count
 
 /* A block has a part of a chunk's cells, whose rows it takes up once. */
 template <bool FIXED>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : 3)
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : XDI_CUDA_BLOCKS(3))
     xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a, int64_t parts) {
     typedef xdi_cuda_project_each<FIXED> each;
     enum { COUNT = each::COUNT, STEP = COUNT * XDI_CUDA_TEAM_BLOCK, WORDS = FIXED ? 2 : 1 };
@@ -371,7 +371,7 @@ struct xdi_cuda_delta_id {
 };
 
 template <bool FIXED>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : 3)
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : XDI_CUDA_BLOCKS(3))
     xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
     const xdi_cuda_matrix p(a.matrix);
     const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];

@@ -19,10 +19,6 @@ int64_t lm_weight_count(const nn_config *c) {
     return lm_end_count(c) + c->layers * layer + c->hidden;
 }
 
-uint32_t lm_fingerprint(const lm *m) {
-    return xd_crc32c(0, m->weights, (size_t)m->model.float_count * sizeof *m->weights);
-}
-
 /* ---- tokenizer ---- */
 
 static void lm_find_end(lm *m, int64_t id) {

@@ -65,7 +65,7 @@ linked = -DXDISTILL_IMPLEMENTED
 networks = build/networks.a
 network_objects := $(patsubst examples/%.c,build/networks/%.o,$(sort $(wildcard examples/nn/*.c examples/common/*.c)))
 
-.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-all bench-threads bench-gpu bench-nccl bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-all bench-threads bench-gpu bench-nccl bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall dist format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## Library: list the targets
@@ -464,6 +464,14 @@ install: xdistill.h lib build/xdistill ## Library: headers, library, tool to DES
 
 build/xdistill_ctypes.py: xdistill.h tools/api.py tools/api_ctypes.py | build
 	$(compiling)CC="$(CC)" $(PYTHON) tools/api.py --build build
+
+# From what is committed; DIST=dir. The archive of a commit has the same bytes everywhere.
+DIST ?= build
+archive = xdistill-$(version)
+
+dist: ## Library: an archive of the sources and its SHA-256
+	git archive --prefix=$(archive)/ HEAD | gzip -9n >"$(DIST)/$(archive).tar.gz"
+	cd "$(DIST)" && sha256sum $(archive).tar.gz >$(archive).tar.gz.sha256
 
 uninstall: ## Library: remove what install wrote
 	rm -f "$(prefix)/bin/xdistill"

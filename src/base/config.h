@@ -13,6 +13,10 @@
 #    error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
 #endif
 
+#if defined(_WIN32) && defined(XDISTILL_IMPLEMENTATION)
+#    error "xdistill needs a POSIX system; on Windows compile it in WSL"
+#endif
+
 #if defined(XDISTILL_NO_TEXT) || defined(XDISTILL_NO_XTOKEN) || defined(XDISTILL_NO_TEACHER) || \
     defined(XDISTILL_NO_COMPAT)
 #    error "XDISTILL_NO_ACROSS replaces XDISTILL_NO_TEXT, _XTOKEN, _TEACHER and _COMPAT"

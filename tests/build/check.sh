@@ -34,7 +34,7 @@ all_steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real distil nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf python python_torch install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real distil nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf python python_torch install dist cmake pkgconfig
 }
 
 main() {
@@ -427,7 +427,24 @@ step_undefined() {
 step_fastmath() {
     need gcc
     gcc -std=c99 -O2 -ffast-math -I. -c tests/build/implementation.c -o "$dir/fast.o" 2>"$dir/errors"
-    grep 'error: #error.*fast-math' "$dir/errors"
+    grep 'error: #error.*fast-math' "$dir/errors" || return 1
+    ! gcc -std=c99 -D_WIN32 -I. -fsyntax-only tests/build/implementation.c 2>"$dir/errors" && grep 'error: #error.*WSL' "$dir/errors"
+}
+
+# The archive of `make dist`, unpacked in a folder of its own: a project gets it by CMake's FetchContent, another by meson.
+step_dist() {
+    need git cmake
+    root=$PWD/$dir
+    rm -rf "$root" && mkdir -p "$root/use" || return 1
+    make --no-print-directory dist DIST="$root" || return 1
+    (cd "$root" && sha256sum -c ./*.sha256) || return 1
+    cp tests/install/app.c tests/install/fetch.cmake "$root/use" && mv "$root/use/fetch.cmake" "$root/use/CMakeLists.txt"
+    cmake -S "$root/use" -B "$root/built" -DARCHIVE="$(ls "$root"/*.tar.gz)" && cmake --build "$root/built" && "$root/built/app" || return 1
+    command -v meson >/dev/null 2>&1 || { echo "without meson"; return 0; }
+    tar -xzf "$root"/*.tar.gz -C "$root" && mkdir -p "$root/mesons/subprojects" &&
+    mv "$root"/xdistill-*/ "$root/mesons/subprojects/xdistill" && cp tests/install/app.c "$root/mesons" &&
+    cp tests/install/app.meson "$root/mesons/meson.build" || return 1
+    meson setup "$root/mesons/build" "$root/mesons" && meson compile -C "$root/mesons/build" && "$root/mesons/build/app"
 }
 
 # Run the suites with the implementation from the generated header, compiled as each of these says: all of them over the header as

@@ -57,6 +57,33 @@ $tool generate --model "$work/run/student" --prompt 'In the beginning' --tokens 
 grep -q '^In the beginning' "$work/one" && cmp -s "$work/one" "$work/two" && ! cmp -s "$work/one" "$work/three"
 verdict $? 'generate goes on from the prompt, by its seed'
 
+python3 - "$work/run/events.out.tfevents.xdistill" <<'END' >"$work/events.log" 2>&1
+import struct, sys
+
+def crc(data, table=[]):
+    if not table:
+        for i in range(256):
+            for _ in range(8):
+                i = i >> 1 ^ 0x82f63b78 if i & 1 else i >> 1
+            table.append(i)
+    value = 0xffffffff
+    for byte in data:
+        value = value >> 8 ^ table[(value ^ byte) & 255]
+    value ^= 0xffffffff
+    return ((value >> 15 | value << 17) + 0xa282ead8) & 0xffffffff
+
+data, at, events = open(sys.argv[1], "rb").read(), 0, []
+while at < len(data):
+    length, mask = struct.unpack_from("<QI", data, at)
+    event = data[at + 12:at + 12 + length]
+    assert mask == crc(data[at:at + 8]) and struct.unpack_from("<I", data, at + 12 + length)[0] == crc(event)
+    events.append(event)
+    at += 16 + length
+assert b"brain.Event:2" in events[0]
+assert sum(b"loss/student" in event for event in events) == 24 and sum(b"held-out bits per byte/text alone" in event for event in events) == 16
+END
+verdict $? 'its curves are records that TensorBoard reads' "$work/events.log"
+
 # ---- students ----
 
 distil layers --teacher data/teacher --teacher-layers 2 --row 32 --steps 6 --no-alone

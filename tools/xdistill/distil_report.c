@@ -2,12 +2,14 @@
 #include "../../examples/common/json_fields.h"
 #include "../../examples/common/plot.h"
 #include "distil.h"
+#include "events.h"
 #include "html.h"
 #include "ranks.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* What another seed may change, in bits per byte: two seeds of a student differ by some .02. */
 static const double DISTIL_SEEDS = 0.02;
@@ -65,6 +67,7 @@ void distil_print(const distil_run *r) {
            "                transformers.AutoModelForCausalLM.from_pretrained(\"%s/student\")\n"
            "  report.html   table, curves and samples; a browser opens it\n"
            "  report.txt    the text that the table is of\n"
+           "  events...     the curves for TensorBoard\n"
            "  result.json   the same for programs;  cache/  what the teacher said (%.1f MB)\n",
            r->o->out, name, r->o->out, 1e-6 * (double)r->cache.bytes);
 }
@@ -189,6 +192,24 @@ static xd_result distil_write_html(const distil_run *r, const char *svg, size_t 
     return html_save(&h, path);
 }
 
+/* ---- curves for TensorBoard ---- */
+
+static xd_result distil_write_events(const distil_run *r) {
+    static const char *const losses[] = { "loss/student", "loss/text alone" };
+    static const char *const heldout[] = { "held-out bits per byte/student",
+                                           "held-out bits per byte/text alone" };
+    char path[512];
+    events e = events_begin(r->ctx, (double)time(NULL));
+    for (int arm = 0; arm < DISTIL_ARMS; arm++) {
+        const lesson *l = &r->arms[arm].lesson;
+        for (int i = 0; i < l->steps; i++) events_add(&e, losses[arm], i + 1, l->losses[i]);
+        for (int i = 0; i < l->points; i++)
+            events_add(&e, heldout[arm], l->heldout_at[i], (float)l->heldout[i]);
+    }
+    snprintf(path, sizeof path, "%s/events.out.tfevents.xdistill", r->o->out);
+    return events_save(&e, path);
+}
+
 xd_result distil_write(distil_run *r) {
     char path[512], *svg = NULL;
     size_t bytes = 0;
@@ -198,6 +219,7 @@ xd_result distil_write(distil_run *r) {
     const xd_result result = distil_write_html(r, svg, bytes);
     xd_release(r->ctx, svg);
     XD_TRY(result);
+    XD_TRY(distil_write_events(r));
     snprintf(path, sizeof path, "%s/report.txt", r->o->out);
     XD_TRY(xd_file_save(r->ctx, path, r->split.data[TEXT_REPORT], r->split.bytes[TEXT_REPORT]));
     return distil_write_json(r); /* last: it says that the run is finished */

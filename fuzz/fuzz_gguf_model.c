@@ -3,6 +3,7 @@
 
 #include "../examples/common/gguf.c"
 #include "../examples/common/gguf_model.c"
+#include "../examples/nn/nn_model.c"
 
 static void use_tokenizer(const gguf *file) {
     xd_tokenizer *tokenizer = NULL;

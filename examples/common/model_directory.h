@@ -11,12 +11,13 @@ extern "C" {
 
 /* What a directory says besides the weights. */
 typedef struct model_extras {
-    const char *tokenizer;      /* path of the tokenizer.json that goes with the model; copied */
-    const char *tokenizer_text; /* [tokenizer_bytes] its contents instead of a path; NULL -> the path */
-    size_t tokenizer_bytes;
+    const char *tokenizer; /* path of the tokenizer.json that goes with the model; copied */
     const char *end_token; /* its token that begins and ends a text; NULL -> it has none */
     int32_t end_of_text;   /* the id of that */
     int positions;         /* tokens that it was trained on at once */
+    const char *
+        tokenizer_text; /* [tokenizer_bytes] contents of a tokenizer.json instead of a path; NULL -> the path */
+    size_t tokenizer_bytes;
 } model_extras;
 
 /* Reads config.json of a directory. Errors: IO; FORMAT (a size is missing); UNSUPPORTED (another type than llama,

@@ -274,6 +274,24 @@ XD_TEST(threads_that_the_caller_started_join_a_world) {
     xd_ctx_destroy(ctx);
 }
 
+/* ---- ranks that fail after a call ---- */
+
+/* The result of the call, then an error of the rank itself, which ends the world for all. */
+static xd_result sum_and_fail(xd_comm *world, void *results) {
+    int64_t x = 1;
+    const xd_result result = xd_all_reduce(world, &x, &x, 1, XD_DTYPE_I64, XD_SUM);
+    ((xd_result *)results)[xd_comm_rank(world)] = result == XD_OK && x == 3 ? XD_OK : XD_ERROR_DATA;
+    return XD_ERROR_DATA;
+}
+
+XD_TEST(a_call_that_all_ranks_entered_ends_well_though_one_of_them_fails_right_after_it) {
+    for (int i = 0; i < 500; i++) {
+        xd_result results[3] = { XD_ERROR_STATE, XD_ERROR_STATE, XD_ERROR_STATE };
+        CHECK_EQ_INT(xd_run_threads(3, NULL, sum_and_fail, results, NULL), XD_ERROR_DATA);
+        for (int r = 0; r < 3; r++) CHECK_EQ_INT(results[r], XD_OK);
+    }
+}
+
 /* ---- a group of one ---- */
 
 XD_TEST(arguments_that_are_wrong_on_their_own_are_refused) {

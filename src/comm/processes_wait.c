@@ -57,7 +57,9 @@ XD_PRIVATE xd_result xdi_processes_await(xdi_processes *t, const uint64_t *count
         whole =
             xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
     xdi_job_wait_end(t->job, &wait);
-    return whole ? XD_OK : xdi_processes_report(t, true);
+    /* It may have arrived just before the world broke. */
+    return whole || __atomic_load_n(counter, __ATOMIC_SEQ_CST) >= target ? XD_OK
+                                                                         : xdi_processes_report(t, true);
 }
 
 XD_PRIVATE void xdi_processes_tell(const xdi_processes *t, uint64_t *counter, uint64_t value) {

@@ -126,8 +126,9 @@ XD_PRIVATE xd_result xdi_threads_wait(xdi_threads *t, const uint64_t *counter, u
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
     for (int turn = xdi_threads_patience(t); __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
          turn += turn < XDI_THREADS_YIELD) {
-        if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
-        /* It may have arrived just before it left: read the counter again after seeing that it has left. */
+        /* It may have arrived just before it left or failed: read the counter again after seeing that. */
+        if (xdi_threads_failure(group->world) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target)
+            return xdi_threads_report(t, true);
         if (xdi_threads_has_left(group, rank) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
             xdi_threads_break(group->world, XD_ERROR_PEER, group->world_ranks[rank]);
             return xdi_threads_report(t, true);

@@ -223,24 +223,18 @@ build/demo-images: $(wildcard examples/images/* examples/common/*.h examples/nn/
 build/demo-images-mpi: $(wildcard examples/images/* examples/common/*.h examples/nn/*.h) xdistill_mpi.h $(networks) $(library)
 	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DIMAGES_MPI $(wildcard examples/images/*.c) $(networks) $(library) -o $@ $(LIBS)
 
-demo-real: build/real build/bpe_train ## Demonstrations: real vocabularies and a real teacher; half an hour
+demo-real: build/real build/xdistill ## Demonstrations: real vocabularies and a real teacher; half an hour
 	@sh tools/demo_real.sh
 
 build/real: $(wildcard examples/real/* examples/common/*.h examples/nn/*.h) $(networks) $(library)
 	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/real/*.c) $(networks) $(library) -o $@ $(LIBS)
-
-build/bpe_train: tools/bpe_train.c xdistill.h | build
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $< -o $@ $(LIBS)
-
-build/projection: tools/projection.c $(library)
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
 
 build/xdrun: tools/xdrun.c | build
 	$(compiling)$(CC) -std=c99 $(CFLAGS) $< -o $@
 
 tool_sources = $(wildcard tools/xdistill/*.c)
 
-build/xdistill: $(wildcard tools/xdistill/* tools/dcp*.h examples/common/*.h examples/nn/*.h) tools/listing.h $(networks) $(library)
+build/xdistill: $(wildcard tools/xdistill/* tools/dcp*.h examples/common/*.h examples/nn/*.h) tools/listing.h bench/bench.h $(networks) $(library)
 	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(tool_sources) $(networks) $(library) -o $@ $(LIBS)
 
 images_sources = $(addprefix examples/images/,classifier.c dataset.c frechet.c tensors.c)
@@ -286,11 +280,11 @@ node_mpi := $(if $(bench_mpi),build/bench/node_mpi)
 wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)
 two_processes = mpirun --oversubscribe --allow-run-as-root -n 2
 
-bench: build/bench/quick ## Speed: each operation on a line, in a minute
-	@build/bench/quick $(ARGS)
+bench: build/xdistill ## Speed: each operation on a line, in a minute
+	@build/xdistill bench --tokenizer data/teacher/tokenizer.json --text data/kjv_heldout.txt $(ARGS)
 
 bench-all: $(bench) $(bench_mpi) $(node_mpi) ## Speed: build and run the benchmarks in bench/
-	@for program in $(filter-out build/bench/quick build/bench/wrap build/bench/files build/bench/dmd build/bench/fake,$(bench)); do $$program || exit 1; done
+	@for program in $(filter-out build/bench/wrap build/bench/files build/bench/dmd build/bench/fake,$(bench)); do $$program || exit 1; done
 	@[ -z "$(bench_mpi)" ] || { $(two_processes) $(bench_mpi) && $(two_processes) $(node_mpi); }
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o

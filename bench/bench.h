@@ -158,27 +158,6 @@ static bench_machine bench_measure_machine(size_t bytes) {
 
 /* ---- rows ---- */
 
-/* The file named by -J, to append to; NULL without one. */
-static FILE *bench_open_json(int argc, char **argv) {
-    if (argc == 1) return NULL;
-    FILE *json = argc == 3 && !strcmp(argv[1], "-J") ? fopen(argv[2], "a") : NULL;
-    if (!json) {
-        fprintf(stderr, "usage: %s [-J FILE]    append the rows to FILE as JSON lines\n", argv[0]);
-        exit(2);
-    }
-    return json;
-}
-
-static void bench_header(const bench_machine *m, const char *title) {
-    printf("# xdistill-bench  %s  git=%s\n", title, m->commit);
-    printf("# cpu %s, %ld cores, last-level cache %ld MiB; read %.1f, copy %.1f, in place %.1f GB/s (one "
-           "thread)\n",
-           m->cpu, m->cores, m->cache_bytes >> 20, m->read * 1e-9, m->copy * 1e-9, m->in_place * 1e-9);
-    printf("# %-22s %-26s %-5s %12s %12s %12s %7s %6s %6s %9s %12s %8s %6s %8s\n", "op", "variant", "type",
-           "time(us)", "p90(us)", "model(us)", "GB/s", "score", "asked", "extra(KB)", "ref(us)", "speedup",
-           "A/A", "error");
-}
-
 typedef struct bench_times {
     bench_timing ours, reference, ratio; /* ratio: reference over ours, per round */
     double aa_spread;
@@ -205,6 +184,30 @@ static bench_times bench_interleave(const bench_arm *ours, const bench_arm *refe
     const bench_timing noise = bench_summary(own, BENCH_ROUNDS);
     t.aa_spread = noise.high - noise.low;
     return t;
+}
+
+/* Programs that print rows of their own define BENCH_TIMES_ONLY. */
+#if !defined(BENCH_TIMES_ONLY)
+
+/* The file named by -J, to append to; NULL without one. */
+static FILE *bench_open_json(int argc, char **argv) {
+    if (argc == 1) return NULL;
+    FILE *json = argc == 3 && !strcmp(argv[1], "-J") ? fopen(argv[2], "a") : NULL;
+    if (!json) {
+        fprintf(stderr, "usage: %s [-J FILE]    append the rows to FILE as JSON lines\n", argv[0]);
+        exit(2);
+    }
+    return json;
+}
+
+static void bench_header(const bench_machine *m, const char *title) {
+    printf("# xdistill-bench  %s  git=%s\n", title, m->commit);
+    printf("# cpu %s, %ld cores, last-level cache %ld MiB; read %.1f, copy %.1f, in place %.1f GB/s (one "
+           "thread)\n",
+           m->cpu, m->cores, m->cache_bytes >> 20, m->read * 1e-9, m->copy * 1e-9, m->in_place * 1e-9);
+    printf("# %-22s %-26s %-5s %12s %12s %12s %7s %6s %6s %9s %12s %8s %6s %8s\n", "op", "variant", "type",
+           "time(us)", "p90(us)", "model(us)", "GB/s", "score", "asked", "extra(KB)", "ref(us)", "speedup",
+           "A/A", "error");
 }
 
 static void bench_write_json(FILE *json, const bench_machine *m, const bench_row *row, const bench_times *t,
@@ -257,5 +260,7 @@ static bool bench_run(FILE *json, const bench_machine *m, const bench_row *row, 
     if (json) bench_write_json(json, m, row, &t, reference->name, floor_seconds);
     return true;
 }
+
+#endif /* BENCH_TIMES_ONLY */
 
 #endif

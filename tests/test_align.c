@@ -302,7 +302,7 @@ static fixture tokenizer_with(const char *merges, const char *post) {
 
 /* Appends a text as one document; spans begin again with each. */
 static void append(side *s, const fixture *f, const char *text, int32_t document, bool add_special) {
-    const xd_encode_desc desc = { false, false, add_special };
+    const xd_encode_desc desc = { false, false, add_special, false };
     xd_encoding e = { 0, NULL, NULL, NULL };
     CHECK_EQ_INT(xd_encode(f->encoder, text, strlen(text), &desc, &e), XD_OK);
     for (int64_t i = 0; i < e.count; i++) {

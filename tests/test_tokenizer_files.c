@@ -258,7 +258,7 @@ XD_TEST(sentencepiece_models_put_the_control_piece_that_is_bos) {
     } cases[] = { { "", 46, 1, -1 },        { "", 47, 1, -1 },       { "<s>", 47, 1, 1 },
                   { "[user]", 46, -1, -1 }, { "<unk>", 46, -1, -1 }, { "hi", 46, -1, -1 },
                   { "none", 46, -1, -1 } };
-    const xd_encode_desc add = { false, false, true };
+    const xd_encode_desc add = { false, false, true, false };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fixture f = load(with_name(cases[i].number, cases[i].name));
         xd_encoding e = { 0, NULL, NULL, NULL };
@@ -418,7 +418,7 @@ static xd_result use(xd_ctx *ctx, const file *f) {
     xd_tokenizer *tokenizer = NULL;
     xd_encoder *encoder = NULL;
     xd_encoding e;
-    const xd_encode_desc desc = { true, false, true };
+    const xd_encode_desc desc = { true, false, true, false };
     char text[400];
     memset(text, 'a', sizeof text);
     memcpy(text, "fi\xef\xac\x81 e\xcc\x81<s> bc", 15);

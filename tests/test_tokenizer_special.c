@@ -10,7 +10,7 @@
 static const char *around_of(const fixture *f, const char *text, bool parse_special) {
     static char out[8192];
     static const char *const names[] = { "", "b", "e", "s" };
-    const xd_encode_desc desc = { parse_special, false, true };
+    const xd_encode_desc desc = { parse_special, false, true, false };
     xd_encoding e = { 0, NULL, NULL, NULL };
     size_t used = 0;
     out[0] = '\0';
@@ -113,7 +113,7 @@ XD_TEST(the_hash_names_the_vocabulary_and_not_what_is_around_a_text) {
 
 XD_TEST(special_tokens_around_a_text_are_dropped_by_decoding) {
     fixture f = load(with_post(TEMPLATE(BOS_PIECE "," TEXT_PIECE "," EOS_PIECE)));
-    const xd_encode_desc desc = { false, true, true };
+    const xd_encode_desc desc = { false, true, true, false };
     char out[32];
     size_t length = 0;
     xd_encoding e = { 0, NULL, NULL, NULL };
@@ -140,7 +140,7 @@ XD_TEST(a_leading_blank_goes_when_bos_stands_before_it) {
     fixture g = load(with_post_processor(sentence_like(LLAMA_NORMALIZER, FALLBACK, true),
                                          "{\"type\":\"TemplateProcessing\",\"single\":[" BOS_PIECE
                                          "," TEXT_PIECE "],\"special_tokens\":{\"<s>\":{\"ids\":[1]}}}"));
-    const xd_encode_desc desc = { false, false, true };
+    const xd_encode_desc desc = { false, false, true, false };
     char out[32];
     size_t length = 0;
     xd_encoding e = { 0, NULL, NULL, NULL };
@@ -162,7 +162,7 @@ XD_TEST(post_processors_that_are_not_done_are_refused_by_name_when_they_are_aske
     xd_tokenizer_desc desc;
     fixture f = load(unknown);
     xd_encoding e = { 7, NULL, NULL, NULL };
-    const xd_encode_desc add = { false, false, true };
+    const xd_encode_desc add = { false, false, true, false };
     CHECK_EQ_STR(spans(&f, "ab"), "256:0-2");
     CHECK_EQ_INT(xd_encode(f.encoder, "ab", 2, &add, &e), XD_ERROR_UNSUPPORTED);
     CHECK_EQ_STR(xd_last_error(f.ctx)->message, "add_special: unsupported post-processor Whisperer");
@@ -186,7 +186,7 @@ XD_TEST(a_template_of_more_tokens_than_fit_is_refused_when_it_is_asked_for) {
     put(&f, TEXT_PIECE "]," TABLE "}");
     fixture g = load(with_post(f.text));
     xd_encoding e = { 0, NULL, NULL, NULL };
-    const xd_encode_desc add = { false, false, true };
+    const xd_encode_desc add = { false, false, true, false };
     CHECK_EQ_INT(xd_encode(g.encoder, "ab", 2, &add, &e), XD_OK);
     CHECK(e.count == 65 && e.roles[0] == XD_TOKEN_BOS && e.roles[63] == XD_TOKEN_SPECIAL);
     CHECK(e.roles[64] == XD_TOKEN_TEXT && e.spans[63].end == 0 && e.spans[64].end == 2);

@@ -128,13 +128,13 @@ stage pair-mistral "Llama-3's vocabulary beside Mistral's" "$cache/llama3.ranks 
 for check in matthew gpl3; do
     stage check-$check "the teacher, SmolLM2-135M, over a text in one context" "$model $out/$check.txt" $real check "$model" "$out/$check.txt"
     [ -n "${TORCH_PYTHON:-}" ] && [ -s "$model" ] && [ -s "$out/$check.txt" ] && [ ! -s "$out/torch-$check.jsonl" ] &&
-        $real encode "$model" "$out/$check.txt" >"$out/$check.ids" &&
+        build/xdistill tokenize encode --tokenizer "$model" --text "$out/$check.txt" >"$out/$check.ids" &&
         "$TORCH_PYTHON" examples/real/peer.py "$model" "$out/$check.ids" 6000 | tee "$out/torch-$check.jsonl"
 done
 
 [ -s "$tokenizer" ] || {
     printf '\n---- tokenizer: the vocabulary of the students, 4096 entries where the text is long enough\n'
-    build/bpe_train $text 4096 gpt2 "$tokenizer" || exit 1
+    build/xdistill tokenize train --text $text --entries 4096 --pieces gpt2 --out "$tokenizer" || exit 1
 }
 stage cache "what the teacher says about the students' text" "$model" $real cache "$model" $text "$out/smollm2.xdcache"
 seed=1

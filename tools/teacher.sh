@@ -10,8 +10,9 @@ mkdir -p build
 sh tools/kjv_split.sh build/kjv
 mkdir -p data/teacher data/student
 cp build/kjv/kjv_student.txt build/kjv/kjv_heldout.txt data/
-$cc -std=c99 -O2 tools/bpe_train.c -o build/bpe_train -lm -lpthread
-build/bpe_train build/kjv/kjv_teacher.txt 2048 ascii data/teacher/tokenizer.json
-build/bpe_train build/kjv/kjv_student.txt 1024 llama3 data/student/tokenizer.json
+make --no-print-directory build/xdistill
+train="build/xdistill tokenize train"
+$train --text build/kjv/kjv_teacher.txt --entries 2048 --pieces ascii --out data/teacher/tokenizer.json
+$train --text build/kjv/kjv_student.txt --entries 1024 --pieces llama3 --out data/student/tokenizer.json
 $cc -std=c99 -O2 -I. examples/demo/*.c examples/common/*.c examples/nn/*.c -o build/demo -lm -lpthread
 build/demo --train-teacher build/kjv/kjv_teacher.txt --out build/teacher --ranks 2 --save-every 100 --overwrite

@@ -1,6 +1,5 @@
 /* real.c - the library on real models and vocabularies; tools/demo_real.sh fetches the files and runs it.
  *
- *   real encode MODEL.gguf TEXT              prints the ids of a text, one a line
  *   real check MODEL.gguf TEXT...            bits per byte and speed of the model over the beginning of texts
  *   real cache MODEL.gguf TEXT CACHE         what the model says about a text, for later distillation
  *   real student alone TOKENIZER TEXT HELDOUT                 trains a small student on the text,
@@ -33,13 +32,9 @@ typedef struct real_command {
 } real_command;
 
 static const real_command real_commands[] = {
-    { "encode", 2, 2, real_encode },
-    { "check", 2, 6, real_check },
-    { "cache", 3, 3, real_cache },
-    { "student", 4, 6, real_student },
-    { "pair", 3, 6, real_pair },
-    { "judge", 2, 2, real_judge },
-    { "figure", 2, REAL_MOST_PATHS, real_figure },
+    { "check", 2, 6, real_check },     { "cache", 3, 3, real_cache },
+    { "student", 4, 6, real_student }, { "pair", 3, 6, real_pair },
+    { "judge", 2, 2, real_judge },     { "figure", 2, REAL_MOST_PATHS, real_figure },
 };
 
 static bool real_number(const char *text, int64_t most, int64_t *out) {
@@ -108,8 +103,7 @@ int main(int argc, char **argv) {
     xd_ctx *ctx = NULL;
     const real_command *command = real_parse(argc, argv, &options) ? real_command_of(&options) : NULL;
     if (!command) {
-        fprintf(stderr, "usage: real encode MODEL.gguf TEXT\n"
-                        "       real check MODEL.gguf TEXT...\n"
+        fprintf(stderr, "usage: real check MODEL.gguf TEXT...\n"
                         "       real cache MODEL.gguf TEXT CACHE\n"
                         "       real student alone|live|cached TOKENIZER TEXT HELDOUT [MODEL.gguf [CACHE]]\n"
                         "       real pair STUDENT TEACHER TEXT... [--student-preset NAME] "

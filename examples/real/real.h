@@ -131,7 +131,6 @@ xd_result real_keep_curve(xd_ctx *ctx, const char *directory, const real_curve *
 
 /* ---- commands; see real.c ---- */
 
-xd_result real_encode(xd_ctx *ctx, const real_options *o);
 xd_result real_check(xd_ctx *ctx, const real_options *o);
 xd_result real_cache(xd_ctx *ctx, const real_options *o);
 xd_result real_student(xd_ctx *ctx, const real_options *o);

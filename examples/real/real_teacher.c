@@ -8,23 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- encode ---- */
-
-xd_result real_encode(xd_ctx *ctx, const real_options *o) {
-    gguf *file = NULL;
-    xd_tokenizer *tokenizer = NULL;
-    real_text text;
-    memset(&text, 0, sizeof text);
-    XD_TRY(gguf_open(ctx, o->path[0], &file));
-    xd_result result = gguf_model_tokenizer(ctx, file, &tokenizer);
-    if (result == XD_OK) result = real_text_load(ctx, tokenizer, o->path[1], o->bytes, &text);
-    for (int64_t i = 0; i < text.count; i++) printf("%d\n", (int)text.ids[i]);
-    real_text_free(ctx, &text);
-    xd_tokenizer_destroy(tokenizer);
-    gguf_close(file);
-    return result;
-}
-
 /* ---- check ---- */
 
 typedef struct real_check_job {

@@ -118,7 +118,7 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer,
 
 /* What an encoder encodes. */
 typedef struct xd_encoder_desc {
-    const xd_tokenizer *tokenizer; /* must outlive the encoder */
+    const xd_tokenizer *tokenizer; /* outlives the encoder */
     /* Allows xd_encode_batch: each thread of the context has one more encoder, 1 MB and the longest text's need. */
     bool batches;
 } xd_encoder_desc;
@@ -136,6 +136,7 @@ typedef struct xd_encode_desc {
     bool skip_spans;
     /* tokenizer.json: adds the post-processor's tokens; other files: BOS if defined, no EOS (as Llama and Mistral) */
     bool add_special;
+    bool pieces; /* spans that no token crosses; ids -1 */
 } xd_encode_desc;
 
 /* The tokens of a text, until the encoder's next call. Spans never go back. */
@@ -146,7 +147,7 @@ typedef struct xd_encoding {
     const uint8_t *roles;       /* [count] xd_token_role; NULL without add_special */
 } xd_encoding;
 
-/* Encodes a text. Local. O(bytes log bytes). Allocates when a text is longer than all before it.
+/* Encodes a text. Local. O(bytes log bytes). Allocates for texts longer than before.
  *
  *   text   UTF-8, not NUL-terminated; other bytes are characters of no class
  *   desc   NULL -> defaults

@@ -56,7 +56,7 @@ struct xd_encoder {
     int64_t count, capacity;
     uint8_t *roles; /* made when an encoding has special tokens around it */
     size_t role_capacity;
-    bool parse_special, with_spans;
+    xd_encode_desc how;  /* of the text at hand */
     const uint8_t *text; /* the normalised text that is being split, and its length */
     size_t length;
 };
@@ -419,6 +419,11 @@ static xd_result xdi_encoder_piece(xd_encoder *e, size_t begin, size_t end) {
 /* A piece from the splits; if no merge crosses a blank it is divided before each blank, so that the cache holds
  * words. */
 static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
+    if (e->how.pieces) {
+        XD_TRY(xdi_encoder_reserve(e, 1));
+        xdi_encoder_put(e, -1, begin, end);
+        return XD_OK;
+    }
     if (!e->tokenizer->cuts_at_mark) return xdi_encoder_piece(e, begin, end);
     const uint8_t *text = e->text;
     bool other = false;
@@ -528,7 +533,7 @@ static xd_result xdi_encoder_plain(xd_encoder *e, const xdi_text_view *normal) {
         XD_TRY(xdi_encoder_split(e, 0, 0, view.length));
     else
         XD_TRY(xdi_encoder_cut(e, 0, view.length));
-    if (e->with_spans) xdi_encoder_origins(e, &view, first);
+    if (!e->how.skip_spans) xdi_encoder_origins(e, &view, first);
     return XD_OK;
 }
 
@@ -607,7 +612,8 @@ static const xdi_added *xdi_encoder_find_added(const xd_encoder *e, const xdi_ad
         *begin = i;
         *end = i + found->bytes;
         /* A match that does not count hides what begins inside it, as in the reference. */
-        if ((found->special && !e->parse_special) || !xdi_encoder_is_apart(e, found, view, *begin, *end)) {
+        if ((found->special && !e->how.parse_special) ||
+            !xdi_encoder_is_apart(e, found, view, *begin, *end)) {
             i = *end - 1;
             continue;
         }
@@ -711,13 +717,13 @@ XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const 
     XDI_GIVEN_OF(e, out);
     XDI_GIVEN_LIST(e->ctx, text, bytes);
     const xd_tokenizer *t = e->tokenizer;
+    const xd_encode_desc plain = { false, false, false, false };
     const bool add_special = desc && desc->add_special;
     XD_TRY(xdi_encoder_check(e, bytes, add_special));
     xdi_text_run whole = { 0, 0, (uint32_t)bytes, true }, part;
     const xdi_text_view view = { (const uint8_t *)text, bytes, &whole, 1 };
     e->count = 0;
-    e->parse_special = desc && desc->parse_special;
-    e->with_spans = !desc || !desc->skip_spans;
+    e->how = desc ? *desc : plain;
     XD_TRY(xdi_encoder_put_around(e, t->around.ids, add_special ? t->around.before : 0, 0));
     XD_TRY(xdi_encoder_added(e, 0, &view, &part));
     if (add_special) {
@@ -726,7 +732,7 @@ XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const 
     }
     out->count = e->count;
     out->ids = e->ids;
-    out->spans = e->with_spans ? e->spans : NULL;
+    out->spans = e->how.skip_spans ? NULL : e->spans;
     out->roles = add_special ? e->roles : NULL;
     return XD_OK;
 }

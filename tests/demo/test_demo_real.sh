@@ -13,7 +13,7 @@ real() {
         REAL_HELDOUT=$work/data/heldout.txt sh tools/demo_real.sh >"$work/log" 2>&1
 }
 
-make --no-print-directory build/real build/bpe_train build/demo >"$work/build.log" 2>&1
+make --no-print-directory build/real build/xdistill build/demo >"$work/build.log" 2>&1
 verdict $? 'the programs build'
 mkdir "$work/cache" "$work/data"
 python3 tests/demo/tiny_gguf.py "$work/cache/smollm2.gguf"

@@ -144,7 +144,7 @@ static inline void unload(fixture *f) {
 /* "id id ..." or, with spans, "id:begin-end ...". */
 static inline const char *ids_of(const fixture *f, const char *text, bool special, bool spans) {
     static char out[8192];
-    const xd_encode_desc desc = { special, !spans, false };
+    const xd_encode_desc desc = { special, !spans, false, false };
     xd_encoding e = { 0, NULL, NULL, NULL };
     size_t used = 0;
     out[0] = '\0';

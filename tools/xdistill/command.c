@@ -25,6 +25,19 @@ bool command_parse(const command_line *c, int count, char **words, void *options
     return false;
 }
 
+int command_of_verbs(const char *name, const command_verb *verbs, int verb_count, xd_ctx *ctx, int count,
+                     char **words) {
+    const bool help = count > 0 && strcmp(words[0], "--help") == 0;
+    FILE *out = help ? stdout : stderr;
+    for (int i = 0; i < verb_count && count > 0; i++)
+        if (strcmp(words[0], verbs[i].name) == 0) return verbs[i].run(ctx, count - 1, words + 1);
+    if (count > 0 && !help) fprintf(out, "xdistill %s: there is no %.60s\n", name, words[0]);
+    for (int i = 0; i < verb_count; i++)
+        fprintf(out, "%s xdistill %s %s\n", i == 0 ? "usage:" : "      ", verbs[i].line->name,
+                verbs[i].line->usage);
+    return help ? COMMAND_OK : COMMAND_BROKEN;
+}
+
 int command_lacks(const command_line *c, const char *option) {
     fprintf(stderr, "xdistill %s: %s is needed\nusage: xdistill %s %s\n", c->name, option, c->name, c->usage);
     return COMMAND_BROKEN;

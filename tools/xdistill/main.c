@@ -6,6 +6,10 @@
  *   distil                       trains a student from a teacher on a text
  *   eval                         bits per byte of a model on a text
  *   generate                     what a model writes behind a prompt
+ *   tokenize train|encode        trains a tokenizer on a text; the ids of a text
+ *   pair                         what two tokenizers share, and the projection between them
+ *   cache write|inspect          what a teacher says about a text, in files
+ *   bench                        what each operation takes on this machine
  *   inspect DIR                  files and tensors of a checkpoint (ROOT/step-N), as its manifest lists them, or of a Hugging Face
  *                                directory (model.safetensors, or model.safetensors.index.json and its shards), as its headers do
  *   verify DIR                   reads and compares every byte of a checkpoint, and names the files that its manifest does not know
@@ -46,6 +50,16 @@ static const command commands[] = {
       command_generate,
       "--model PATH --prompt TEXT [options]",
       { "what a model writes behind a prompt" } },
+    { "tokenize",
+      command_tokenize,
+      "train|encode [options]",
+      { "trains a tokenizer on a text; prints the ids of a text" } },
+    { "pair",
+      command_pair,
+      "--student PATH --teacher PATH [options]",
+      { "what two tokenizers share, and the projection between them" } },
+    { "cache", command_cache, "write|inspect [options]", { "what a teacher says about a text, in files" } },
+    { "bench", command_bench, "[-J FILE]", { "what each operation takes on this machine; half a minute" } },
     { "inspect",
       command_inspect,
       "DIR",
@@ -107,8 +121,10 @@ static int help_of(const command *c) {
     return COMMAND_OK;
 }
 
+/* The commands of checkpoints take none; the others print them by themselves. */
 static bool has_options(const command *c) {
-    return c->run == command_distil || c->run == command_eval || c->run == command_generate;
+    return c->run != command_inspect && c->run != command_verify && c->run != command_diff &&
+           c->run != command_convert;
 }
 
 static int run(xd_ctx *ctx, int count, char **words) {

@@ -1,18 +1,23 @@
 /* What a user can expect of this machine, in a minute: each operation on a line, beside the roof of the same run and a naive loop.
  *
- *     make bench      or      build/bench/quick [-J FILE]
+ *     make bench      or      xdistill bench [-J FILE]
  *
  * One thread. Times are medians of five rounds, each of which runs the operation and the naive one after another. The naive losses
  * are what a framework does eagerly: log-softmax in memory, then the loss, then the gradient. */
-#define XDISTILL_IMPLEMENTATION
-#include "xdistill.h"
+#define _POSIX_C_SOURCE 200809L /* clock_gettime, popen, fileno */
+#include "command.h"
 
 #define BENCH_ROUNDS 5
 #define BENCH_WARMUP 1
-#include "bench.h"
+#define BENCH_TIMES_ONLY
+#include "../../bench/bench.h"
 
 enum { ROWS = 32, VOCABULARY = 128256, LOGITS = ROWS * VOCABULARY, K = 64, ELEMENTS = 1 << 23 };
 enum { HEAD_ROWS = 128, HIDDEN = 1024, HEAD_VOCABULARY = 32000 };
+
+typedef struct bench_options {
+    const char *tokenizer, *text, *json;
+} bench_options;
 
 /* A line of the table. */
 typedef struct line {
@@ -357,7 +362,7 @@ static void run_save(void *state) {
     const xd_weights_entry entry = {
         .name = "w", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = &(int64_t){ ELEMENTS }
     };
-    const xd_weights_writer_desc d = { .file = "build/bench/quick.safetensors",
+    const xd_weights_writer_desc d = { .file = "xdistill-bench.safetensors",
                                        .entries = &entry,
                                        .entry_count = 1 };
     xd_weights_writer *writer = NULL;
@@ -368,7 +373,7 @@ static void run_save(void *state) {
 
 static void naive_save(void *state) {
     step_state *s = (step_state *)state;
-    FILE *file = fopen("build/bench/quick.raw", "wb");
+    FILE *file = fopen("xdistill-bench.raw", "wb");
     if (!file || fwrite(s->value, sizeof(float), ELEMENTS, file) != ELEMENTS || fflush(file) ||
         fsync(fileno(file)) || fclose(file))
         exit(2);
@@ -406,8 +411,8 @@ static void bench_training(void) {
     compare(&step, &s, run_step, naive_step);
     compare(&norm, &s, run_norm, naive_norm);
     compare(&save, &s, run_save, naive_save);
-    (void)remove("build/bench/quick.safetensors");
-    (void)remove("build/bench/quick.raw");
+    (void)remove("xdistill-bench.safetensors");
+    (void)remove("xdistill-bench.raw");
     xd_ema_destroy(s.average);
     xd_optimizer_destroy(s.optimizer);
     free(s.value), free(s.gradient), free(s.naive), free(s.first), free(s.second), free(s.shadow);
@@ -459,26 +464,65 @@ static void run_encode(void *state) {
     s->tokens = e.count;
 }
 
-static void bench_text(void) {
+static void bench_text(const bench_options *o) {
     text_state s;
     xd_tokenizer *tokenizer = NULL;
+    char size[32];
     memset(&s, 0, sizeof s);
-    if (xd_tokenizer_load(ctx, &(xd_tokenizer_desc){ .path = "data/teacher/tokenizer.json" }, &tokenizer) !=
-        XD_OK)
-        return;
+    require(xd_tokenizer_load(ctx, &(xd_tokenizer_desc){ .path = o->tokenizer }, &tokenizer));
     require(xd_encoder_create(ctx, &(xd_encoder_desc){ .tokenizer = tokenizer }, &s.encoder));
-    require(xd_file_load(ctx, "data/kjv_heldout.txt", 0, &s.text, &s.bytes));
+    require(xd_file_load(ctx, o->text, 0, &s.text, &s.bytes));
     run_encode(&s);
-    const line l = { "tokenizer", "195 KB of English", "MB/s", 1e-6 * (double)s.bytes, 0.0, s.tokens };
+    snprintf(size, sizeof size, "%.0f KB of text", 1e-3 * (double)s.bytes);
+    const line l = { "tokenizer", size, "MB/s", 1e-6 * (double)s.bytes, 0.0, s.tokens };
     compare(&l, &s, run_encode, NULL);
     xd_release(ctx, s.text);
     xd_encoder_destroy(s.encoder);
     xd_tokenizer_destroy(tokenizer);
 }
 
-int main(int argc, char **argv) {
-    json = bench_open_json(argc, argv);
-    require(xd_ctx_create(NULL, &ctx));
+/* ---- the command ---- */
+
+static const option bench_table[] = {
+    { .name = "--tokenizer",
+      .value = "PATH",
+      .kind = OPTION_PATH,
+      .field = offsetof(bench_options, tokenizer),
+      .help = "a tokenizer.json; with --text, the table has a line of it" },
+    { .name = "--text",
+      .value = "FILE",
+      .kind = OPTION_PATH,
+      .field = offsetof(bench_options, text),
+      .help = "UTF-8 text" },
+    { .name = "-J",
+      .value = "FILE",
+      .kind = OPTION_PATH,
+      .field = offsetof(bench_options, json),
+      .help = "gets the table, a line of JSON each" },
+};
+
+static const command_line bench_command = {
+    "bench",
+    "[options]",
+    "Prints what each operation takes on this machine, one thread, half a minute.\n"
+    "Writes 34 MB into the current directory, and removes them.",
+    "xdistill bench --tokenizer tokenizer.json --text mine.txt",
+    bench_table,
+    (int)(sizeof bench_table / sizeof bench_table[0])
+};
+
+int command_bench(xd_ctx *tool_ctx, int count, char **words) {
+    bench_options o;
+    int status;
+    memset(&o, 0, sizeof o);
+    if (!command_parse(&bench_command, count, words, &o, &status)) return status;
+    if (!o.tokenizer != !o.text) return command_lacks(&bench_command, o.text ? "--tokenizer" : "--text");
+    json = o.json ? fopen(o.json, "a") : NULL;
+    if (o.json && !json) {
+        fprintf(stderr, "xdistill bench: cannot write %s\n", o.json);
+        return COMMAND_BROKEN;
+    }
+    ctx = tool_ctx;
     machine = bench_measure_machine((size_t)1 << 28);
     print_head();
     bench_losses();
@@ -486,9 +530,8 @@ int main(int argc, char **argv) {
     bench_head();
     bench_training();
     bench_ranks();
-    bench_text();
+    if (o.text) bench_text(&o);
     print_legend();
-    xd_ctx_destroy(ctx);
     if (json) fclose(json);
-    return 0;
+    return COMMAND_OK;
 }

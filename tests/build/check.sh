@@ -781,11 +781,12 @@ step_hosts() {
     make --no-print-directory build/mpi/test_mpi_hosts && sh tests/mpi/hosts.sh
 }
 
-# The benchmarks name private things, which nobody else would miss: the front end reads each of them.
+# The benchmarks name private things, which nobody else would miss; tools and demonstrations are built without warnings: the front
+# end reads each of them.
 step_bench() {
     need clang # its front end takes a tenth of gcc's time, but warns of static functions of headers that a program does not use
     status=0
-    for source in bench/*.c bench/torch/*.c; do
+    for source in bench/*.c bench/torch/*.c tools/*.c tools/xdistill/*.c examples/*/*.c; do
         clang -std=c99 -Wall -Wextra -Werror -Wno-unused-function -I. -fsyntax-only "$source" || status=1
     done
     return $status

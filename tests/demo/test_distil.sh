@@ -96,6 +96,35 @@ verdict $? 'a student from a directory, with both losses and a cache with tails'
 python3 tests/demo/tiny_gguf.py "$work/tiny.gguf" && distil gguf --teacher "$work/tiny.gguf" --teacher-layers 1 --row 16 --steps 3 --ranks 1
 verdict $? 'a teacher in a GGUF file, one rank' "$work/gguf.log"
 
+distil own $small --vocabulary 600 --layers 2 --text "$work/text.txt" && grep -q 'random; 600 tokens' "$work/own.log"
+verdict $? 'a student with a tokenizer trained on the text' "$work/own.log"
+$tool eval --model "$work/own/student" --text "$work/own/report.txt" --row 32 >"$work/eval.log" 2>&1
+best=$(sed -n '/"student": {/,$s/^ *"best": \([0-9.]*\),$/\1/p' "$work/own/result.json" | head -n 1)
+awk -v best="$best" '{ d = $2 - best; exit !(d < 1e-4 && d > -1e-4) }' "$work/eval.log"
+verdict $? 'eval of it gives the number of the report' "$work/eval.log"
+distil file $small --tokenizer data/student/tokenizer.json --layers 2 --ranks 1 --no-alone &&
+distil from2 --teacher data/teacher --from "$work/file/student" --row 32 --steps 4 --no-alone
+verdict $? 'a tokenizer from a file, and a directory with another one than the teacher' "$work/from2.log"
+
+# ---- tokenize, pair, cache ----
+
+$tool tokenize train --text data/kjv_student.txt --entries 1024 --pieces llama3 --out "$work/s.json" >"$work/train.log" 2>&1 &&
+cmp "$work/s.json" data/student/tokenizer.json >>"$work/train.log" 2>&1
+verdict $? "tokenize train gives data/student's tokenizer to the byte" "$work/train.log"
+$tool tokenize encode --tokenizer "$work/s.json" --text "$work/text.txt" >"$work/ids" && [ "$(wc -l <"$work/ids")" -gt 5000 ] &&
+$tool tokenize encode --tokenizer "$work/run/student" --text "$work/text.txt" >"$work/ids2" && ! cmp -s "$work/ids" "$work/ids2"
+verdict $? 'tokenize encode prints ids, by a file and by a directory'
+$tool pair --student "$work/s.json" --teacher data/teacher --text "$work/text.txt" --out "$work/p.xdproj" >"$work/pair.log" 2>&1 &&
+grep -q 'the same in both  987 ' "$work/pair.log" && grep -q '^  exact  *[0-9]* (100.00%)' "$work/pair.log" &&
+$tool pair --show "$work/p.xdproj" | grep -q '^matrix  *1024 x 2048'
+verdict $? 'pair prints overlap and alignment, and writes a projection' "$work/pair.log"
+head -c 5000 data/kjv_heldout.txt >"$work/few.txt"
+$tool cache write --teacher data/teacher --text "$work/few.txt" --out "$work/cache" --likeliest 4 --draws 2 >"$work/cache.log" 2>&1 &&
+$tool cache inspect --cache "$work/cache" --positions 2 >>"$work/cache.log" 2>&1 &&
+grep -q 'teacher teacher, positions [0-9]*, documents 1, vocabulary 2048, likeliest 4, draws 2' "$work/cache.log" &&
+[ "$(grep -c 'the drawn ones are for' "$work/cache.log")" -ge 2 ]
+verdict $? 'cache write and cache inspect' "$work/cache.log"
+
 # ---- interrupted ----
 
 long="$small --steps 160 --whole --no-alone"
@@ -141,6 +170,13 @@ refused '--row 512: teacher reads at most 128' distil $given --text "$work/text.
 refused '--ranks 8 share --batch 4' distil $given --text "$work/text.txt" --ranks 8
 refused 'name three students' distil $given --text "$work/text.txt" --teacher-layers 2 --layers 2
 refused 'takes a number from 1e-07 to 1, not "5"' distil $given --text "$work/text.txt" --lr 5
+refused '--vocabulary and --tokenizer are of --layers' distil $given --text "$work/text.txt" --vocabulary 600
+refused 'takes a number from 257 to 65536, not "100"' tokenize train --text "$work/text.txt" --out "$work/bad" --entries 100
+refused 'takes ascii, gpt2, smollm or llama3, not "words"' tokenize train --text "$work/text.txt" --out "$work/bad" --pieces words
+refused 'there is no learn' tokenize learn
+refused 'cannot open the tokenizer' tokenize encode --tokenizer "$work/nothing" --text "$work/text.txt"
+refused '--teacher is needed' pair --student "$work/s.json"
+refused 'has no file NAME.xdcache' cache inspect --cache "$work/gguf"
 refused 'there is no option --stepz' distil $given --text "$work/text.txt" --stepz 5
 refused '--text is needed' distil $given
 refused 'there is no command destil' destil
@@ -153,7 +189,7 @@ cp data/teacher/* "$work/small" && sed 's/"vocab_size": 2048/"vocab_size": 1024/
 refused 'the tokenizer has 2048 tokens, the embedding 1024 rows' eval --model "$work/small" --text "$work/text.txt"
 [ ! -e "$work/bad" ]
 verdict $? 'nothing is left of what was refused'
-for command in distil eval generate; do
+for command in distil eval generate 'tokenize train' 'tokenize encode' pair 'cache write' 'cache inspect' bench; do
     $tool $command --help >"$work/help" && grep -q '^example:' "$work/help" && awk 'length($0) > 80 { exit 1 }' "$work/help"
     verdict $? "$command --help ends with an example and fits 80 columns" "$work/help"
 done

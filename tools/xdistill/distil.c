@@ -4,6 +4,7 @@
 #include "../../examples/common/folders.h"
 #include "../../examples/common/model_directory.h"
 #include "command.h"
+#include "bpe.h"
 #include "judge.h"
 #include "ranks.h"
 
@@ -42,7 +43,7 @@ static const option distil_table[] = {
       .value = "DIR",
       .kind = OPTION_PATH,
       .field = DISTIL_FIELD(from),
-      .help = "or a Hugging Face directory with the teacher's tokenizer" },
+      .help = "or a Hugging Face directory" },
     { .name = "--layers",
       .value = "N",
       .kind = OPTION_INT,
@@ -64,6 +65,18 @@ static const option distil_table[] = {
       .least = 1,
       .most = 256,
       .help = "their heads (4)" },
+    { .name = "--vocabulary",
+      .value = "N",
+      .kind = OPTION_INT,
+      .field = DISTIL_FIELD(vocabulary),
+      .least = BPE_LEAST_ENTRIES,
+      .most = BPE_MOST_ENTRIES,
+      .help = "with --layers: a tokenizer of so many entries, trained on the text (the teacher's)" },
+    { .name = "--tokenizer",
+      .value = "FILE",
+      .kind = OPTION_PATH,
+      .field = DISTIL_FIELD(tokenizer),
+      .help = "with --layers: a tokenizer.json" },
     { .name = "--steps",
       .value = "N",
       .kind = OPTION_INT,
@@ -98,14 +111,14 @@ static const option distil_table[] = {
       .field = DISTIL_FIELD(kd_weight),
       .from = 0.0,
       .to = 100.0,
-      .help = "of the teacher (1)" },
+      .help = "of the teacher (1; with another tokenizer 0.8)" },
     { .name = "--ce-weight",
       .value = "X",
       .kind = OPTION_DOUBLE,
       .field = DISTIL_FIELD(ce_weight),
       .from = 0.0,
       .to = 100.0,
-      .help = "of the text itself (0)" },
+      .help = "of the text itself (0; with another tokenizer 0.4)" },
     { .name = "--temperature",
       .value = "X",
       .kind = OPTION_DOUBLE,
@@ -119,14 +132,14 @@ static const option distil_table[] = {
       .field = DISTIL_FIELD(likeliest),
       .least = 1,
       .most = 512,
-      .help = "tokens that the cache has of a position (6)" },
+      .help = "tokens that the cache has of a position (6; with another tokenizer 128)" },
     { .name = "--draws",
       .value = "N",
       .kind = OPTION_INT,
       .field = DISTIL_FIELD(draws),
       .least = 0,
       .most = 512,
-      .help = "and draws of the others (6); 0 keeps only what they have together" },
+      .help = "and draws of the others (6; with another tokenizer 0); 0 keeps only what they have together" },
     { .name = "--held-out",
       .value = "X",
       .kind = OPTION_DOUBLE,
@@ -194,7 +207,7 @@ void distil_student_name(const distil_run *r, char out[96]) {
         snprintf(out, 96, "the teacher's first %d of %d layers and its last, embedding frozen", c->layers - 1,
                  r->teacher.config.layers);
     else if (r->student.kind == STUDENT_RANDOM)
-        snprintf(out, 96, "%d layers of width %d, random", c->layers, c->hidden);
+        snprintf(out, 96, "%d layers of width %d, random; %d tokens", c->layers, c->hidden, c->vocab);
     else
         snprintf(out, 96, "%.60s, %d layers", ranks_base_name(r->student.from), c->layers);
 }
@@ -207,10 +220,9 @@ static distil_options distil_defaults(void) {
     o.batch = 4;
     o.row = 128;
     o.ranks = 2;
-    o.likeliest = 6;
-    o.draws = 6;
+    o.draws = -1;
     o.seed = 1;
-    o.kd_weight = 1.0;
+    o.kd_weight = o.ce_weight = -1.0;
     o.temperature = 1.0;
     o.held_out = 0.2;
     return o;
@@ -222,9 +234,20 @@ static const char *distil_conflict(const distil_options *o) {
     if ((o->teacher_layers != 0) + (o->from != NULL) + random > 1)
         return "--teacher-layers, --from and --layers name three students: give one";
     if ((o->hidden || o->heads) && !o->layers) return "--hidden and --heads are of --layers";
+    if (o->vocabulary && o->tokenizer) return "--vocabulary and --tokenizer name two tokenizers: give one";
+    if ((o->vocabulary || o->tokenizer) && !o->layers)
+        return "--vocabulary and --tokenizer are of --layers: other students know their tokens";
     if (o->alone && o->no_alone) return "--alone and --no-alone contradict each other";
-    if (o->kd_weight == 0.0 && o->ce_weight == 0.0) return "--kd-weight and --ce-weight are both 0";
+    if (o->kd_weight == 0.0 && o->ce_weight <= 0.0) return "--kd-weight and --ce-weight are both 0";
     return NULL;
+}
+
+/* What works with the teacher's tokenizer, and with another: draws stand for themselves, projected lists are of the likeliest. */
+static void distil_choose_teaching(distil_options *o, bool other) {
+    if (o->likeliest == 0) o->likeliest = other ? 128 : 6;
+    if (o->draws < 0) o->draws = other ? 0 : 6;
+    if (o->kd_weight < 0.0) o->kd_weight = other ? 0.8 : 1.0;
+    if (o->ce_weight < 0.0) o->ce_weight = other ? 0.4 : 0.0;
 }
 
 static void distil_choose(distil_run *r) {
@@ -240,6 +263,8 @@ static void distil_choose(distil_run *r) {
     r->student.heads = o->heads ? o->heads : 4;
     r->student.from = o->from;
     r->student.seed = o->seed;
+    r->student.own = r->own.tokenizer != NULL;
+    r->student.vocabulary = r->own.tokenizer ? xd_tokenizer_describe(r->own.tokenizer).size : 0;
     r->steps = o->steps ? o->steps : (int)fmin(fmax(4.0 * tokens / step, 100.0), 1000.0);
 }
 
@@ -252,13 +277,14 @@ static void distil_say_facts(distil_run *r) {
     const distil_options *o = r->o;
     const nn_config *c = &r->config;
     snprintf(r->facts, sizeof r->facts,
-             "teacher %.80s, text %08x, held out %g, student %d layers of %d (kind %d), steps %d, batch %d, "
+             "teacher %.80s, tokenizer %016llx, text %08x, held out %g, student %d layers of %d (kind %d), steps %d, batch %d, "
              "row %d, lr %g, kd "
              "%g, ce %g, temperature %g, likeliest %d, draws %d, seed %llu, ranks %d",
-             r->teacher.name, xd_crc32c(0, r->split.data[TEXT_TRAIN], r->split.bytes[TEXT_TRAIN]),
+             r->teacher.name, (unsigned long long)xd_tokenizer_describe(distil_tokenizer(r)).hash,
+             xd_crc32c(0, r->split.data[TEXT_TRAIN], r->split.bytes[TEXT_TRAIN]),
              o->held_out, c->layers, c->hidden, (int)r->student.kind, r->steps, o->batch, o->row,
              distil_rate(r), o->kd_weight, o->ce_weight, o->temperature, o->likeliest,
-             (unsigned long long)o->seed, o->ranks);
+             o->draws, (unsigned long long)o->seed, o->ranks);
 }
 
 /* ---- the folder ---- */
@@ -305,13 +331,14 @@ static xd_result distil_read(distil_run *r) {
     const distil_options *o = r->o;
     XD_TRY(text_split_load(r->ctx, o->text, o->held_out, &r->split));
     XD_TRY(lm_open(r->ctx, o->teacher, &r->teacher));
-    for (int p = 0; p < TEXT_PARTS; p++)
-        XD_TRY(tokens_encode(r->ctx, r->teacher.tokenizer, r->split.data[p], r->split.bytes[p], &r->text[p]));
+    XD_TRY(distil_choose_tokenizer(r));
+    XD_TRY(distil_encode(r));
+    distil_choose_teaching(r->o, r->own.tokenizer != NULL);
     distil_choose(r);
     XD_TRY(student_config(r->ctx, &r->student, &r->teacher, &r->config));
     distil_say_facts(r);
     r->plan = (cache_plan){ .teacher = &r->teacher,
-                            .text = &r->text[TEXT_TRAIN],
+                            .text = distil_teacher_text(r, TEXT_TRAIN),
                             .folder = r->cache_folder,
                             .k = o->likeliest,
                             .draws = o->draws,
@@ -350,8 +377,8 @@ static xd_result distil_measure_rank(xd_comm *world, void *argument) {
 }
 
 static xd_result distil_report_bits(distil_run *r, const nn_config *config, const float *weights,
-                                    double *bits) {
-    distil_measure m = { config, weights, &r->text[TEXT_REPORT], r->o->row, 0.0 };
+                                    const tokens *text, double *bits) {
+    distil_measure m = { config, weights, text, r->o->row, 0.0 };
     XD_TRY(ranks_run(r->ctx, r->o->ranks, distil_measure_rank, &m));
     *bits = m.bits;
     return XD_OK;
@@ -376,6 +403,7 @@ static xd_result distil_teach(distil_run *r, distil_arm_kind kind) {
     desc.text = &r->text[TEXT_TRAIN];
     desc.choose = &r->text[TEXT_CHOOSE];
     desc.teacher = kind == DISTIL_TAUGHT ? &r->cache : NULL;
+    desc.pair = r->own.tokenizer && kind == DISTIL_TAUGHT ? &r->pair : NULL;
     desc.kd_weight = r->o->kd_weight;
     desc.ce_weight = r->o->ce_weight;
     desc.temperature = r->o->temperature;
@@ -390,8 +418,8 @@ static xd_result distil_teach(distil_run *r, distil_arm_kind kind) {
     desc.facts = r->facts;
     XD_TRY(lesson_run(r->ctx, &desc, &arm->lesson));
     distil_round(r, arm->lesson.best);
-    XD_TRY(distil_report_bits(r, &r->config, arm->lesson.best, &arm->best));
-    XD_TRY(distil_report_bits(r, &r->config, arm->lesson.last, &arm->last));
+    XD_TRY(distil_report_bits(r, &r->config, arm->lesson.best, &r->text[TEXT_REPORT], &arm->best));
+    XD_TRY(distil_report_bits(r, &r->config, arm->lesson.last, &r->text[TEXT_REPORT], &arm->last));
     arm->done = true;
     return XD_OK;
 }
@@ -401,16 +429,20 @@ static xd_result distil_save(distil_run *r, distil_arm_kind kind) {
     distil_arm *arm = &r->arms[kind];
     char path[512];
     nn_model model;
-    const model_extras extras = { .tokenizer_text = r->teacher.tokenizer_text,
-                                  .tokenizer_bytes = r->teacher.tokenizer_bytes,
-                                  .end_token = r->teacher.end_of_text >= 0 ? r->teacher.end_token : NULL,
-                                  .end_of_text = r->teacher.end_of_text,
+    const bool own = r->own.tokenizer != NULL;
+    const int32_t end = own ? r->own.end_of_text : r->teacher.end_of_text;
+    const model_extras extras = { .tokenizer_text = own ? r->own.json : r->teacher.tokenizer_text,
+                                  .tokenizer_bytes = own ? r->own.json_bytes : r->teacher.tokenizer_bytes,
+                                  .end_token = end < 0 ? NULL
+                                               : own   ? r->own.end_token
+                                                       : r->teacher.end_token,
+                                  .end_of_text = end,
                                   .positions = r->teacher.positions };
     snprintf(path, sizeof path, "%s/student", r->o->out);
     const char *problem = nn_model_init(&r->config, NULL, NULL, &model);
     XD_REQUIRE(r->ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
     xd_result result =
-        sample_write(r->ctx, &model, arm->lesson.best, r->teacher.tokenizer, r->o->seed, arm->sample);
+        sample_write(r->ctx, &model, arm->lesson.best, distil_tokenizer(r), r->o->seed, arm->sample);
     if (result == XD_OK && kind == DISTIL_TAUGHT)
         result = model_directory_save(r->ctx, path, &model, arm->lesson.best, &extras);
     nn_model_free(&model);
@@ -426,8 +458,10 @@ static xd_result distil_go(distil_run *r) {
     XD_TRY(cache_write(r->ctx, &r->plan));
     r->cache_seconds = xd_now(r->ctx) - start;
     XD_TRY(cached_open(r->ctx, &r->plan, &r->cache));
+    XD_TRY(distil_pair(r));
     XD_TRY(student_weights(r->ctx, &r->student, &r->teacher, &r->config, &r->start));
-    XD_TRY(distil_report_bits(r, &r->teacher.config, r->teacher.weights, &r->teacher_bits));
+    XD_TRY(distil_report_bits(r, &r->teacher.config, r->teacher.weights,
+                              distil_teacher_text(r, TEXT_REPORT), &r->teacher_bits));
     for (int arm = 0; arm < (r->wants_alone ? DISTIL_ARMS : DISTIL_ALONE); arm++) {
         XD_TRY(distil_teach(r, (distil_arm_kind)arm));
         XD_TRY(distil_save(r, (distil_arm_kind)arm));
@@ -442,7 +476,12 @@ static void distil_free(distil_run *r) {
     for (int arm = 0; arm < DISTIL_ARMS; arm++) lesson_free(r->ctx, &r->arms[arm].lesson);
     xd_release(r->ctx, r->start);
     cached_close(r->ctx, &r->cache);
-    for (int p = 0; p < TEXT_PARTS; p++) tokens_free(r->ctx, &r->text[p]);
+    pairing_free(r->ctx, &r->pair);
+    for (int p = 0; p < TEXT_PARTS; p++) {
+        tokens_free(r->ctx, &r->text[p]);
+        tokens_free(r->ctx, &r->teacher_text[p]);
+    }
+    distil_tokenizer_free(r);
     lm_free(r->ctx, &r->teacher);
     text_split_free(r->ctx, &r->split);
     folder_lock_release(r->ctx, r->lock);

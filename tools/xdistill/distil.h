@@ -7,10 +7,10 @@
 #include "lesson.h"
 #include "student.h"
 
-/* The command line; 0 means that the run chooses. */
+/* The command line; 0 means that the run chooses, and so does a weight or a number of draws below 0. */
 typedef struct distil_options {
-    const char *teacher, *text, *out, *from;
-    int teacher_layers, layers, hidden, heads;
+    const char *teacher, *text, *out, *from, *tokenizer;
+    int teacher_layers, layers, hidden, heads, vocabulary;
     int steps, batch, row, ranks, likeliest, draws;
     uint64_t seed;
     double kd_weight, ce_weight, temperature, lr, held_out;
@@ -27,13 +27,25 @@ typedef struct distil_arm {
     bool done;
 } distil_arm;
 
+/* A tokenizer of the student's own. */
+typedef struct distil_own {
+    xd_tokenizer *tokenizer; /* NULL -> it has the teacher's */
+    char *json;              /* [json_bytes] its tokenizer.json */
+    size_t json_bytes;
+    int32_t end_of_text; /* -1 -> none is known */
+    char end_token[64];
+} distil_own;
+
 typedef struct distil_run {
     xd_ctx *ctx;
-    const distil_options *o;
+    distil_options *o;
     folder_lock *lock;
     lm teacher;
     text_split split;
-    tokens text[TEXT_PARTS];
+    distil_own own;
+    tokens text[TEXT_PARTS];         /* in the student's tokens */
+    tokens teacher_text[TEXT_PARTS]; /* in the teacher's, where they are others */
+    pairing pair;                    /* of the part to learn from, then */
     student_desc student;
     nn_config config;
     cache_plan plan;
@@ -48,6 +60,14 @@ typedef struct distil_run {
     double cache_seconds;
     distil_arm arms[DISTIL_ARMS];
 } distil_run;
+
+/* distil_tokens.c: the tokenizer of the student, before its sizes are known; then texts, and how they line up. */
+xd_result distil_choose_tokenizer(distil_run *r);
+void distil_tokenizer_free(distil_run *r);
+xd_result distil_encode(distil_run *r);
+xd_result distil_pair(distil_run *r);
+const xd_tokenizer *distil_tokenizer(const distil_run *r);
+const tokens *distil_teacher_text(const distil_run *r, text_part part);
 
 /* distil_plan.c: what it will take, before weights are read. Prints it. Errors: MEMORY (with both numbers). */
 xd_result distil_plan(distil_run *r);

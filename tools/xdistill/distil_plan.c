@@ -68,6 +68,19 @@ static xd_result plan_memory(const distil_run *r, int64_t *bytes) {
     return XD_OK;
 }
 
+/* The cache's missing parts, what two arms leave to be continued, and the student. */
+static xd_result plan_disk(const distil_run *r, int64_t missing, int64_t parts) {
+    const int64_t position = 16 + 4 * (int64_t)(r->o->likeliest + r->o->draws);
+    const int64_t cache = r->plan.text->count * position / parts * missing;
+    const int64_t weights = lm_weight_count(&r->config);
+    const int64_t bytes = cache + (2 * 4 * 4 + 2) * weights + (1 << 20);
+    const int64_t left = ranks_disk_left(r->o->out);
+    XD_REQUIRE(r->ctx, left == 0 || bytes <= left, XD_ERROR_IO,
+               "%s takes about %lld MiB, its file system has %lld left", r->o->out, (long long)(bytes >> 20),
+               (long long)(left >> 20));
+    return XD_OK;
+}
+
 static void plan_say_time(const char *what, double seconds) {
     if (seconds < 90.0)
         printf("%s %.0f s", what, seconds < 1.0 ? 1.0 : seconds);
@@ -83,6 +96,7 @@ xd_result distil_plan(distil_run *r) {
     r->gflops = plan_speed(r->ctx);
     XD_TRY(plan_memory(r, &bytes));
     XD_TRY(cache_missing(r->ctx, &r->plan, &parts, &missing));
+    XD_TRY(plan_disk(r, missing, parts));
     const double caching = plan_seconds(r, (double)cache_tokens_read(&r->plan) * plan_forward(teacher)) *
                            (double)missing / (double)parts;
     const double lesson = plan_lesson(r);

@@ -16,7 +16,7 @@ int lesson_point_step(int i, int steps) {
 }
 
 static bool lesson_has_both(const lesson_desc *d) {
-    return d->teacher && d->kd_weight != 0.0 && d->ce_weight != 0.0;
+    return d->teacher && !d->pair && d->kd_weight != 0.0 && d->ce_weight != 0.0;
 }
 
 /* What a rank takes beside the shared weights. */
@@ -84,7 +84,7 @@ static xd_result lesson_rooms(lesson_rank *r) {
     const nn_model *m = &r->job->model;
     bool failed = false;
     const int64_t held = (int64_t)r->batch.sequences * d->row,
-                  entries = d->teacher ? held * d->teacher->entries : 0;
+                  entries = d->teacher && !d->pair ? held * d->teacher->entries : 0;
     r->gradient = (float *)ranks_room(r->ctx, m->float_count, sizeof(float), &failed);
     r->params = (xd_param *)ranks_room(r->ctx, m->param_count, sizeof *r->params, &failed);
     r->workspace =
@@ -92,6 +92,7 @@ static xd_result lesson_rooms(lesson_rank *r) {
     r->logits = (float *)ranks_room(r->ctx, held * m->config.vocab, sizeof(float), &failed);
     r->ids = (int32_t *)ranks_room(r->ctx, held, sizeof(int32_t), &failed);
     r->labels = (int32_t *)ranks_room(r->ctx, held, sizeof(int32_t), &failed);
+    r->starts = (int64_t *)ranks_room(r->ctx, r->batch.sequences, sizeof(int64_t), &failed);
     r->cached_ids = (int32_t *)ranks_room(r->ctx, entries, sizeof(int32_t), &failed);
     r->probabilities = (double *)ranks_room(r->ctx, entries, sizeof(double), &failed);
     r->values = (float *)ranks_room(r->ctx, entries, sizeof(float), &failed);
@@ -100,7 +101,7 @@ static xd_result lesson_rooms(lesson_rank *r) {
     XD_REQUIRE(r->ctx, !failed, XD_ERROR_MEMORY, "no room for %d rows of %d tokens", r->batch.sequences,
                d->row);
     r->batch.ids = r->ids;
-    return XD_OK;
+    return d->pair ? pairing_row_create(r->ctx, d->row, &r->pair_row) : XD_OK;
 }
 
 static xd_result lesson_create_optimizer(lesson_rank *r) {
@@ -129,10 +130,12 @@ static xd_result lesson_rank_create(lesson_rank *r) {
 
 static void lesson_rank_free(lesson_rank *r) {
     void *rooms[] = { r->gradient,   r->params, r->workspace, r->logits,        r->ids,           r->labels,
-                      r->cached_ids, r->values, r->beside,    r->probabilities, r->loss_workspace };
+                      r->cached_ids, r->values, r->beside,    r->probabilities, r->loss_workspace,
+                      r->starts };
     xd_optimizer_destroy(r->optimizer);
     xd_vocab_destroy(r->columns);
     if (r->judge.ctx) judge_free(&r->judge);
+    pairing_row_free(r->ctx, &r->pair_row);
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) xd_release(r->ctx, rooms[i]);
 }
 

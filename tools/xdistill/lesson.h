@@ -4,6 +4,7 @@
 
 #include "../../examples/nn/nn_transformer.h"
 #include "cache.h"
+#include "pairing.h"
 #include "text.h"
 
 /* How often a student is measured on the way, and after how many times without a better one a run ends. */
@@ -17,6 +18,7 @@ typedef struct lesson_desc {
     const float *start; /* the first weights, of the whole model */
     const tokens *text, *choose;
     const cached *teacher; /* NULL -> the text alone */
+    const pairing *pair;   /* of a teacher with another tokenizer; NULL -> it has the student's */
     double kd_weight, ce_weight, temperature, learning_rate;
     int rows, row; /* of a step, over all ranks; tokens of a row */
     int steps, ranks;

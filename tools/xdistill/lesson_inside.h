@@ -4,6 +4,7 @@
 
 #include "judge.h"
 #include "lesson.h"
+#include "pairing.h"
 
 /* What all ranks see. They share the weights: each steps some of the parameters, all read them after a barrier. */
 typedef struct lesson_job {
@@ -35,9 +36,17 @@ typedef struct lesson_rank {
     float *beside; /* a second gradient of the logits; NULL where there is one loss */
     int32_t *ids, *labels, *cached_ids;
     double *probabilities;
+    int64_t *starts; /* [rows] of this step's rows */
+    pairing_row pair_row;
     void *loss_workspace;
     size_t loss_bytes;
 } lesson_rank;
+
+/* lesson_step.c: ends the plan of one loss, and makes its workspace when it is first needed. */
+xd_result lesson_loss_room(lesson_rank *r);
+
+/* lesson_pair.c: logits -> their gradient, and the loss of all ranks. Collective. */
+xd_result lesson_pair_loss(lesson_rank *r, double *loss);
 
 /* lesson_step.c: one step; *loss is that of all ranks. Collective. */
 xd_result lesson_step(lesson_rank *r, int step, double *loss);

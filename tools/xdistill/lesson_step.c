@@ -21,11 +21,12 @@ static xd_result lesson_read(lesson_rank *r, int step) {
         int64_t start = (int64_t)(drawn * (double)places);
         const int64_t at = (int64_t)i * d->row;
         if (start >= places) start = places - 1;
+        r->starts[i] = start;
         for (int t = 0; t < d->row; t++) {
             r->ids[at + t] = d->text->ids[start + t];
             r->labels[at + t] = d->text->ids[start + t + 1];
         }
-        if (d->teacher)
+        if (d->teacher && !d->pair)
             XD_TRY(cached_read(r->ctx, d->teacher, start, d->row, r->cached_ids + at * d->teacher->entries,
                                r->probabilities + at * d->teacher->entries));
     }
@@ -34,8 +35,7 @@ static xd_result lesson_read(lesson_rank *r, int step) {
 
 /* ---- losses ---- */
 
-/* Ends the plan of one loss, and makes its workspace when it is first needed. */
-static xd_result lesson_loss_room(lesson_rank *r) {
+xd_result lesson_loss_room(lesson_rank *r) {
     xd_planned planned;
     XD_TRY(xd_plan_end(r->ctx, &planned));
     if (planned.workspace <= r->loss_bytes) return XD_OK;
@@ -116,6 +116,7 @@ static xd_result lesson_loss(lesson_rank *r, double *loss) {
     const lesson_desc *d = r->job->desc;
     const double kd = d->teacher ? d->kd_weight : 0.0, ce = d->teacher ? d->ce_weight : 1.0;
     const int64_t count = (int64_t)r->batch.sequences * d->row * r->job->model.config.vocab;
+    if (d->teacher && d->pair) return lesson_pair_loss(r, loss);
     double hard = 0.0, soft = 0.0;
     float *beside = r->beside ? r->beside : r->logits;
     if (kd != 0.0) XD_TRY(lesson_soft(r, kd, beside, &soft));

@@ -1,8 +1,10 @@
-/* ranks.c - memory, ranks and progress. */
+/* ranks.c - memory, disk, ranks and progress. */
+#define _POSIX_C_SOURCE 200809L /* statvfs */
 #include "ranks.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 void *ranks_room(xd_ctx *ctx, int64_t count, size_t size, bool *failed) {
     void *memory = xd_allocate(ctx, ((size_t)count + 1) * size);
@@ -28,6 +30,11 @@ int64_t ranks_memory_left(void) {
     while (kib == 0 && fgets(line, sizeof line, file)) (void)sscanf(line, "MemAvailable: %lld", &kib);
     fclose(file);
     return (int64_t)kib * 1024;
+}
+
+int64_t ranks_disk_left(const char *directory) {
+    struct statvfs info;
+    return statvfs(directory, &info) == 0 ? (int64_t)((double)info.f_bavail * (double)info.f_frsize) : 0;
 }
 
 const char *ranks_base_name(const char *path) {

@@ -14,6 +14,9 @@ xd_result ranks_run(xd_ctx *ctx, int ranks, xd_rank_function function, void *arg
 /* Memory that the system has left, in bytes; 0 -> it does not say. */
 int64_t ranks_memory_left(void);
 
+/* Room on the file system that a directory is on, in bytes; 0 -> it does not say. */
+int64_t ranks_disk_left(const char *directory);
+
 /* A file's name without its folders. */
 const char *ranks_base_name(const char *path);
 

@@ -106,6 +106,9 @@ distil file $small --tokenizer data/student/tokenizer.json --layers 2 --ranks 1 
 distil from2 --teacher data/teacher --from "$work/file/student" --row 32 --steps 4 --no-alone
 verdict $? 'a tokenizer from a file, and a directory with another one than the teacher' "$work/from2.log"
 
+distil live $small --live --no-alone && [ ! -e "$work/live/cache" ] && grep -q 'Whether the teacher helped' "$work/live.log"
+verdict $? 'a teacher that runs on every row' "$work/live.log"
+
 # ---- tokenize, pair, cache ----
 
 $tool tokenize train --text data/kjv_student.txt --entries 1024 --pieces llama3 --out "$work/s.json" >"$work/train.log" 2>&1 &&
@@ -170,6 +173,7 @@ refused '--row 512: teacher reads at most 128' distil $given --text "$work/text.
 refused '--ranks 8 share --batch 4' distil $given --text "$work/text.txt" --ranks 8
 refused 'name three students' distil $given --text "$work/text.txt" --teacher-layers 2 --layers 2
 refused 'takes a number from 1e-07 to 1, not "5"' distil $given --text "$work/text.txt" --lr 5
+refused '--live has none' distil $given --text "$work/text.txt" --live --draws 2
 refused '--vocabulary and --tokenizer are of --layers' distil $given --text "$work/text.txt" --vocabulary 600
 refused 'takes a number from 257 to 65536, not "100"' tokenize train --text "$work/text.txt" --out "$work/bad" --entries 100
 refused 'takes ascii, gpt2, smollm or llama3, not "words"' tokenize train --text "$work/text.txt" --out "$work/bad" --pieces words

@@ -140,6 +140,11 @@ static const option distil_table[] = {
       .least = 0,
       .most = 512,
       .help = "and draws of the others (6; with another tokenizer 0); 0 keeps only what they have together" },
+    { .name = "--live",
+      .value = "",
+      .kind = OPTION_FLAG,
+      .field = DISTIL_FIELD(live),
+      .help = "runs the teacher on every row of every step, instead of once over the text" },
     { .name = "--held-out",
       .value = "X",
       .kind = OPTION_DOUBLE,
@@ -238,6 +243,9 @@ static const char *distil_conflict(const distil_options *o) {
     if ((o->vocabulary || o->tokenizer) && !o->layers)
         return "--vocabulary and --tokenizer are of --layers: other students know their tokens";
     if (o->alone && o->no_alone) return "--alone and --no-alone contradict each other";
+    if (o->live && (o->likeliest || o->draws >= 0)) return "--likeliest and --draws are of a cache, --live has none";
+    if (o->live && (o->vocabulary || o->tokenizer))
+        return "--live needs a student with the teacher's tokenizer: leave --vocabulary and --tokenizer out";
     if (o->kd_weight == 0.0 && o->ce_weight <= 0.0) return "--kd-weight and --ce-weight are both 0";
     return NULL;
 }
@@ -279,12 +287,12 @@ static void distil_say_facts(distil_run *r) {
     snprintf(r->facts, sizeof r->facts,
              "teacher %.80s, tokenizer %016llx, text %08x, held out %g, student %d layers of %d (kind %d), steps %d, batch %d, "
              "row %d, lr %g, kd "
-             "%g, ce %g, temperature %g, likeliest %d, draws %d, seed %llu, ranks %d",
+             "%g, ce %g, temperature %g, likeliest %d, draws %d%s, seed %llu, ranks %d",
              r->teacher.name, (unsigned long long)xd_tokenizer_describe(distil_tokenizer(r)).hash,
              xd_crc32c(0, r->split.data[TEXT_TRAIN], r->split.bytes[TEXT_TRAIN]),
              o->held_out, c->layers, c->hidden, (int)r->student.kind, r->steps, o->batch, o->row,
              distil_rate(r), o->kd_weight, o->ce_weight, o->temperature, o->likeliest,
-             o->draws, (unsigned long long)o->seed, o->ranks);
+             o->draws, o->live ? ", live" : "", (unsigned long long)o->seed, o->ranks);
 }
 
 /* ---- the folder ---- */
@@ -348,6 +356,8 @@ static xd_result distil_read(distil_run *r) {
                "--ranks %d share --batch %d rows: each needs one", o->ranks, o->batch);
     XD_REQUIRE(r->ctx, o->likeliest <= r->teacher.config.vocab, XD_ERROR_ARGUMENT,
                "--likeliest %d of %d tokens", o->likeliest, r->teacher.config.vocab);
+    XD_REQUIRE(r->ctx, !o->live || !r->own.tokenizer, XD_ERROR_ARGUMENT,
+               "--live needs a student with the teacher's tokenizer, %s has another", o->from);
     XD_REQUIRE(r->ctx, o->row <= r->teacher.positions, XD_ERROR_ARGUMENT,
                "--row %d: %s reads at most %d tokens", o->row, r->teacher.name, r->teacher.positions);
     XD_REQUIRE(r->ctx, r->text[TEXT_TRAIN].count > o->row + 1, XD_ERROR_DATA,
@@ -402,7 +412,8 @@ static xd_result distil_teach(distil_run *r, distil_arm_kind kind) {
     desc.start = r->start;
     desc.text = &r->text[TEXT_TRAIN];
     desc.choose = &r->text[TEXT_CHOOSE];
-    desc.teacher = kind == DISTIL_TAUGHT ? &r->cache : NULL;
+    desc.teacher = kind == DISTIL_TAUGHT && !r->o->live ? &r->cache : NULL;
+    desc.live = kind == DISTIL_TAUGHT && r->o->live ? &r->teacher : NULL;
     desc.pair = r->own.tokenizer && kind == DISTIL_TAUGHT ? &r->pair : NULL;
     desc.kd_weight = r->o->kd_weight;
     desc.ce_weight = r->o->ce_weight;
@@ -449,16 +460,20 @@ static xd_result distil_save(distil_run *r, distil_arm_kind kind) {
     return result;
 }
 
+static xd_result distil_cache(distil_run *r) {
+    const double start = xd_now(r->ctx);
+    XD_TRY(cache_write(r->ctx, &r->plan));
+    r->cache_seconds = xd_now(r->ctx) - start;
+    XD_TRY(cached_open(r->ctx, &r->plan, &r->cache));
+    return distil_pair(r);
+}
+
 static xd_result distil_go(distil_run *r) {
     XD_TRY(distil_read(r));
     XD_TRY(distil_open_folder(r));
     XD_TRY(distil_plan(r));
     XD_TRY(lm_load_weights(r->ctx, &r->teacher));
-    const double start = xd_now(r->ctx);
-    XD_TRY(cache_write(r->ctx, &r->plan));
-    r->cache_seconds = xd_now(r->ctx) - start;
-    XD_TRY(cached_open(r->ctx, &r->plan, &r->cache));
-    XD_TRY(distil_pair(r));
+    if (!r->o->live) XD_TRY(distil_cache(r));
     XD_TRY(student_weights(r->ctx, &r->student, &r->teacher, &r->config, &r->start));
     XD_TRY(distil_report_bits(r, &r->teacher.config, r->teacher.weights,
                               distil_teacher_text(r, TEXT_REPORT), &r->teacher_bits));

@@ -14,7 +14,7 @@ typedef struct distil_options {
     int steps, batch, row, ranks, likeliest, draws;
     uint64_t seed;
     double kd_weight, ce_weight, temperature, lr, held_out;
-    bool alone, no_alone, whole, overwrite;
+    bool alone, no_alone, whole, overwrite, live;
 } distil_options;
 
 /* Two arms: with the teacher, and the same student on the text alone. */

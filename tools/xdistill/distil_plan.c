@@ -40,8 +40,12 @@ static double plan_seconds(const distil_run *r, double operations) {
     return operations / (r->gflops * r->o->ranks * 0.75);
 }
 
+static double plan_tokens(const distil_run *r) {
+    return (double)r->steps * r->o->batch * r->o->row;
+}
+
 static double plan_lesson(const distil_run *r) {
-    const double tokens = (double)r->steps * r->o->batch * r->o->row;
+    const double tokens = plan_tokens(r);
     const double measured = (double)lesson_point_count(r->steps) * (double)r->text[TEXT_CHOOSE].count;
     const bool frozen = r->student.kind == STUDENT_LAYERS;
     return plan_seconds(r, tokens * plan_training(&r->config, frozen) + measured * plan_forward(&r->config));
@@ -54,9 +58,10 @@ static xd_result plan_memory(const distil_run *r, int64_t *bytes) {
                                  .ce_weight = r->o->ce_weight,
                                  .rows = r->o->batch,
                                  .row = r->o->row,
+                                 .live = r->o->live ? &r->teacher : NULL,
                                  .ranks = r->o->ranks };
     const int64_t teacher = 4 * lm_weight_count(&r->teacher.config);
-    const int64_t caching = teacher + cache_bytes(&r->plan);
+    const int64_t caching = r->o->live ? 0 : teacher + cache_bytes(&r->plan);
     const int64_t learning = teacher + 4 * lm_weight_count(&r->config) + lesson_bytes(&lesson);
     const int64_t left = ranks_memory_left();
     *bytes = caching > learning ? caching : learning;
@@ -91,16 +96,18 @@ static void plan_say_time(const char *what, double seconds) {
 xd_result distil_plan(distil_run *r) {
     const nn_config *teacher = &r->teacher.config;
     const tokens *text = &r->text[TEXT_TRAIN];
-    int64_t bytes = 0, parts = 0, missing = 0;
+    int64_t bytes = 0, parts = 1, missing = 0;
     char name[96];
     r->gflops = plan_speed(r->ctx);
     XD_TRY(plan_memory(r, &bytes));
-    XD_TRY(cache_missing(r->ctx, &r->plan, &parts, &missing));
+    if (!r->o->live) XD_TRY(cache_missing(r->ctx, &r->plan, &parts, &missing));
     XD_TRY(plan_disk(r, missing, parts));
     const double caching = plan_seconds(r, (double)cache_tokens_read(&r->plan) * plan_forward(teacher)) *
                            (double)missing / (double)parts;
-    const double lesson = plan_lesson(r);
-    r->wants_alone = r->o->alone || (!r->o->no_alone && lesson < 900.0);
+    const double alone = plan_lesson(r);
+    const double lesson =
+        alone + (r->o->live ? plan_seconds(r, plan_tokens(r) * plan_forward(teacher)) : 0.0);
+    r->wants_alone = r->o->alone || (!r->o->no_alone && alone < 900.0);
     distil_student_name(r, name);
     printf("teacher   %s: %.1f M weights, %d layers, %d tokens\n", r->teacher.name,
            1e-6 * (double)lm_weight_count(teacher), teacher->layers, teacher->vocab);
@@ -108,12 +115,12 @@ xd_result distil_plan(distil_run *r) {
     printf("text      %zu bytes to learn from (%lld tokens), %zu and %zu held out\n", text->bytes,
            (long long)text->count, r->split.bytes[TEXT_CHOOSE], r->split.bytes[TEXT_REPORT]);
     printf("training  %d steps of %d rows of %d tokens: the text %.1f times\n", r->steps, r->o->batch,
-           r->o->row, (double)r->steps * r->o->batch * r->o->row / (double)text->count);
+           r->o->row, plan_tokens(r) / (double)text->count);
     printf("takes     about %lld MiB;", (long long)(bytes >> 20));
-    plan_say_time(" about", caching);
-    plan_say_time(" for the cache,", lesson);
+    if (!r->o->live) plan_say_time(" about", caching);
+    plan_say_time(r->o->live ? " about" : " for the cache,", lesson);
     printf(" for a student%s\n", r->wants_alone ? ", of two" : "");
-    if ((double)r->steps * r->o->batch * r->o->row > 10.0 * (double)text->count)
+    if (plan_tokens(r) > 10.0 * (double)text->count)
         printf("note      the text is short for so many steps: it may be learned by heart\n");
     fflush(stdout);
     return XD_OK;

@@ -68,8 +68,10 @@ void distil_print(const distil_run *r) {
            "  report.html   table, curves and samples; a browser opens it\n"
            "  report.txt    the text that the table is of\n"
            "  events...     the curves for TensorBoard\n"
-           "  result.json   the same for programs;  cache/  what the teacher said (%.1f MB)\n",
-           r->o->out, name, r->o->out, 1e-6 * (double)r->cache.bytes);
+           "  result.json   the same for programs\n",
+           r->o->out, name, r->o->out);
+    if (!r->o->live)
+        printf("  cache/        what the teacher said (%.1f MB)\n", 1e-6 * (double)r->cache.bytes);
 }
 
 /* ---- result.json ---- */

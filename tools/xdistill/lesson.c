@@ -28,7 +28,7 @@ static int64_t lesson_rank_bytes(const lesson_desc *d, const nn_model *model) {
     const int64_t logits = (int64_t)batch.sequences * d->row * d->student.vocab;
     return 4 * (model->float_count + nn_workspace_floats(model, &batch, true) +
                 logits * (lesson_has_both(d) ? 2 : 1)) +
-           judge_bytes(&d->student, d->row);
+           judge_bytes(&d->student, d->row) + lesson_live_bytes(d);
 }
 
 int64_t lesson_bytes(const lesson_desc *d) {
@@ -101,6 +101,7 @@ static xd_result lesson_rooms(lesson_rank *r) {
     XD_REQUIRE(r->ctx, !failed, XD_ERROR_MEMORY, "no room for %d rows of %d tokens", r->batch.sequences,
                d->row);
     r->batch.ids = r->ids;
+    XD_TRY(lesson_live_create(r));
     return d->pair ? pairing_row_create(r->ctx, d->row, &r->pair_row) : XD_OK;
 }
 
@@ -136,6 +137,7 @@ static void lesson_rank_free(lesson_rank *r) {
     xd_vocab_destroy(r->columns);
     if (r->judge.ctx) judge_free(&r->judge);
     pairing_row_free(r->ctx, &r->pair_row);
+    lesson_live_free(r);
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) xd_release(r->ctx, rooms[i]);
 }
 

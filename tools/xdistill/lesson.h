@@ -17,7 +17,8 @@ typedef struct lesson_desc {
     bool frozen_ends;   /* embedding and head stay */
     const float *start; /* the first weights, of the whole model */
     const tokens *text, *choose;
-    const cached *teacher; /* NULL -> the text alone */
+    const cached *teacher; /* what it said; NULL with live NULL -> the text alone */
+    const lm *live;        /* or a teacher that runs on every row */
     const pairing *pair;   /* of a teacher with another tokenizer; NULL -> it has the student's */
     double kd_weight, ce_weight, temperature, learning_rate;
     int rows, row; /* of a step, over all ranks; tokens of a row */

@@ -38,6 +38,7 @@ typedef struct lesson_rank {
     double *probabilities;
     int64_t *starts; /* [rows] of this step's rows */
     pairing_row pair_row;
+    float *teacher_workspace, *teacher_logits; /* of a teacher that runs */
     void *loss_workspace;
     size_t loss_bytes;
 } lesson_rank;
@@ -50,6 +51,12 @@ xd_result lesson_pair_loss(lesson_rank *r, double *loss);
 
 /* lesson_step.c: one step; *loss is that of all ranks. Collective. */
 xd_result lesson_step(lesson_rank *r, int step, double *loss);
+
+/* lesson_live.c: the same from a teacher that runs, and what it takes. Collective but for memory. */
+xd_result lesson_live_create(lesson_rank *r);
+void lesson_live_free(lesson_rank *r);
+xd_result lesson_live_loss(lesson_rank *r, double *loss);
+int64_t lesson_live_bytes(const lesson_desc *d);
 
 /* lesson_state.c. Saves: rank 0, while the others wait. Loads: before ranks run (weights, best, curves), and on each rank
  * (moments). */

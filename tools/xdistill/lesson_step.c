@@ -116,6 +116,7 @@ static xd_result lesson_loss(lesson_rank *r, double *loss) {
     const lesson_desc *d = r->job->desc;
     const double kd = d->teacher ? d->kd_weight : 0.0, ce = d->teacher ? d->ce_weight : 1.0;
     const int64_t count = (int64_t)r->batch.sequences * d->row * r->job->model.config.vocab;
+    if (d->live) return lesson_live_loss(r, loss);
     if (d->teacher && d->pair) return lesson_pair_loss(r, loss);
     double hard = 0.0, soft = 0.0;
     float *beside = r->beside ? r->beside : r->logits;

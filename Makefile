@@ -65,7 +65,7 @@ linked = -DXDISTILL_IMPLEMENTED
 networks = build/networks.a
 network_objects := $(patsubst examples/%.c,build/networks/%.o,$(sort $(wildcard examples/nn/*.c examples/common/*.c)))
 
-.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-all bench-threads bench-gpu bench-nccl bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall dist format check-format amalgamate api docs clean
+.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real demo-cache teacher image-teacher test check fuzz golden golden-levels bench bench-all bench-threads bench-gpu bench-nccl bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall dist format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## Library: list the targets
@@ -222,6 +222,9 @@ build/demo-images: $(wildcard examples/images/* examples/common/*.h examples/nn/
 
 build/demo-images-mpi: $(wildcard examples/images/* examples/common/*.h examples/nn/*.h) xdistill_mpi.h $(networks) $(library)
 	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DIMAGES_MPI $(wildcard examples/images/*.c) $(networks) $(library) -o $@ $(LIBS)
+
+demo-cache: build/xdistill ## Demonstrations: a cache of draws beside the running teacher; SEEDS=n
+	@sh tools/demo_cache.sh
 
 demo-real: build/real build/xdistill ## Demonstrations: real vocabularies and a real teacher; half an hour
 	@sh tools/demo_real.sh

@@ -3,6 +3,8 @@
 
 #include "../examples/common/gguf.c"
 #include "../examples/common/gguf_model.c"
+#include "../examples/common/gguf_pieces.c"
+#include "../examples/common/gguf_tokenizer.c"
 #include "../examples/nn/nn_model.c"
 
 static void use_tokenizer(const gguf *file) {

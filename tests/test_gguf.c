@@ -6,6 +6,8 @@
 #include "../examples/nn/nn_model.c"
 #include "../examples/common/gguf.c"
 #include "../examples/common/gguf_model.c"
+#include "../examples/common/gguf_pieces.c"
+#include "../examples/common/gguf_tokenizer.c"
 #include "makers.h"
 
 /* ---- files by hand ---- */

@@ -13,11 +13,10 @@ typedef struct fixture {
 static fixture load(void) {
     fixture f;
     CHECK_EQ_INT(xd_ctx_create(NULL, &f.ctx), XD_OK);
-    CHECK_EQ_INT(xd_tokenizer_load(
-                     f.ctx, &(xd_tokenizer_desc){ .path = "data/student/tokenizer.json" }, &f.tokenizer),
-                 XD_OK);
     CHECK_EQ_INT(
-        xd_encoder_create(f.ctx, &(xd_encoder_desc){ .tokenizer = f.tokenizer }, &f.encoder), XD_OK);
+        xd_tokenizer_load(f.ctx, &(xd_tokenizer_desc){ .path = "data/student/tokenizer.json" }, &f.tokenizer),
+        XD_OK);
+    CHECK_EQ_INT(xd_encoder_create(f.ctx, &(xd_encoder_desc){ .tokenizer = f.tokenizer }, &f.encoder), XD_OK);
     return f;
 }
 

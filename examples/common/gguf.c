@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9, GGUF_KINDS = 13, GGUF_MOST_DIMS = 4 };
+enum { GGUF_FLOAT32 = 6, GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9, GGUF_FLOAT64 = 12, GGUF_KINDS = 13 };
+enum { GGUF_MOST_DIMS = 4 };
 
 /* Bytes of one value of each kind; 0 for those of no fixed size. */
 static const uint8_t gguf_kind_bytes[GGUF_KINDS] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
@@ -347,8 +348,8 @@ bool gguf_int(const gguf *file, const char *key, int64_t *out) {
 
 bool gguf_double(const gguf *file, const char *key, double *out) {
     const gguf_pair *pair = gguf_find(file, key);
-    if (!pair || (pair->kind != 6 && pair->kind != 12)) return false;
-    *out = pair->kind == 6 ? (double)gguf_load_f32(pair->value) : gguf_load_f64(pair->value);
+    if (!pair || (pair->kind != GGUF_FLOAT32 && pair->kind != GGUF_FLOAT64)) return false;
+    *out = pair->kind == GGUF_FLOAT32 ? (double)gguf_load_f32(pair->value) : gguf_load_f64(pair->value);
     return true;
 }
 
@@ -373,10 +374,25 @@ bool gguf_string(const gguf *file, const char *key, xd_text *out) {
     return true;
 }
 
-static bool gguf_list(const gguf *file, const char *key, bool strings, gguf_array *out) {
+bool gguf_text_is(xd_text text, const char *word) {
+    return text.size == (int64_t)strlen(word) && memcmp(text.data, word, (size_t)text.size) == 0;
+}
+
+int gguf_shown(xd_text text) {
+    return text.size < 64 ? (int)text.size : 64;
+}
+
+static bool gguf_is_string(uint32_t kind) {
+    return kind == GGUF_STRING;
+}
+
+static bool gguf_is_float(uint32_t kind) {
+    return kind == GGUF_FLOAT32 || kind == GGUF_FLOAT64;
+}
+
+static bool gguf_list(const gguf *file, const char *key, bool (*fits)(uint32_t kind), gguf_array *out) {
     const gguf_pair *pair = gguf_find(file, key);
-    if (!pair || pair->kind != GGUF_ARRAY) return false;
-    if (strings ? pair->element != GGUF_STRING : !gguf_is_int(pair->element)) return false;
+    if (!pair || pair->kind != GGUF_ARRAY || !fits(pair->element)) return false;
     out->kind = pair->element;
     out->left = pair->count;
     out->next = pair->value;
@@ -384,17 +400,29 @@ static bool gguf_list(const gguf *file, const char *key, bool strings, gguf_arra
 }
 
 bool gguf_strings(const gguf *file, const char *key, gguf_array *out) {
-    return gguf_list(file, key, true, out);
+    return gguf_list(file, key, gguf_is_string, out);
 }
 
 bool gguf_ints(const gguf *file, const char *key, gguf_array *out) {
-    return gguf_list(file, key, false, out);
+    return gguf_list(file, key, gguf_is_int, out);
+}
+
+bool gguf_doubles(const gguf *file, const char *key, gguf_array *out) {
+    return gguf_list(file, key, gguf_is_float, out);
 }
 
 bool gguf_next_string(gguf_array *array, xd_text *out) {
     if (array->left == 0) return false;
     *out = gguf_text_at(array->next);
     array->next += 8 + out->size;
+    array->left--;
+    return true;
+}
+
+bool gguf_next_double(gguf_array *array, double *out) {
+    if (array->left == 0) return false;
+    *out = array->kind == GGUF_FLOAT32 ? (double)gguf_load_f32(array->next) : gguf_load_f64(array->next);
+    array->next += gguf_kind_bytes[array->kind];
     array->left--;
     return true;
 }

@@ -77,6 +77,15 @@ bool gguf_ints(const gguf *file, const char *key, gguf_array *out);
 bool gguf_next_string(gguf_array *array, xd_text *out);
 bool gguf_next_int(gguf_array *array, int64_t *out);
 
+/* The same of an array of floats. */
+bool gguf_doubles(const gguf *file, const char *key, gguf_array *out);
+bool gguf_next_double(gguf_array *array, double *out);
+
+bool gguf_text_is(xd_text text, const char *word);
+
+/* At most this much of a text that came from a file goes into a message. */
+int gguf_shown(xd_text text);
+
 /* ---- tensors ---- */
 
 /* All tensors, in the order of their names. */

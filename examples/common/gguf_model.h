@@ -29,7 +29,7 @@ xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *mode
 xd_result gguf_model_tokenizer_json(xd_ctx *ctx, const gguf *file, char **text, size_t *bytes);
 
 /* The tokenizer, by way of the tokenizer.json it would be. Byte-level BPE ("gpt2") with the split rules named
- * smollm, starcoder, gpt-2, default, llama-bpe or qwen2. Local. Errors: UNSUPPORTED for others, by name; as
+ * smollm, starcoder, gpt-2, default, llama-bpe or qwen2; or the pieces and scores of SentencePiece ("llama"). Local. Errors: UNSUPPORTED for others, by name; as
  * xd_tokenizer_load. */
 xd_result gguf_model_tokenizer(xd_ctx *ctx, const gguf *file, xd_tokenizer **out);
 

@@ -243,7 +243,8 @@ static const char *distil_conflict(const distil_options *o) {
     if ((o->vocabulary || o->tokenizer) && !o->layers)
         return "--vocabulary and --tokenizer are of --layers: other students know their tokens";
     if (o->alone && o->no_alone) return "--alone and --no-alone contradict each other";
-    if (o->live && (o->likeliest || o->draws >= 0)) return "--likeliest and --draws are of a cache, --live has none";
+    if (o->live && (o->likeliest || o->draws >= 0))
+        return "--likeliest and --draws are of a cache, --live has none";
     if (o->live && (o->vocabulary || o->tokenizer))
         return "--live needs a student with the teacher's tokenizer: leave --vocabulary and --tokenizer out";
     if (o->kd_weight == 0.0 && o->ce_weight <= 0.0) return "--kd-weight and --ce-weight are both 0";
@@ -285,14 +286,15 @@ static void distil_say_facts(distil_run *r) {
     const distil_options *o = r->o;
     const nn_config *c = &r->config;
     snprintf(r->facts, sizeof r->facts,
-             "teacher %.80s, tokenizer %016llx, text %08x, held out %g, student %d layers of %d (kind %d), steps %d, batch %d, "
+             "teacher %.80s, tokenizer %016llx, text %08x, held out %g, student %d layers of %d (kind %d), "
+             "steps %d, batch %d, "
              "row %d, lr %g, kd "
              "%g, ce %g, temperature %g, likeliest %d, draws %d%s, seed %llu, ranks %d",
              r->teacher.name, (unsigned long long)xd_tokenizer_describe(distil_tokenizer(r)).hash,
-             xd_crc32c(0, r->split.data[TEXT_TRAIN], r->split.bytes[TEXT_TRAIN]),
-             o->held_out, c->layers, c->hidden, (int)r->student.kind, r->steps, o->batch, o->row,
-             distil_rate(r), o->kd_weight, o->ce_weight, o->temperature, o->likeliest,
-             o->draws, o->live ? ", live" : "", (unsigned long long)o->seed, o->ranks);
+             xd_crc32c(0, r->split.data[TEXT_TRAIN], r->split.bytes[TEXT_TRAIN]), o->held_out, c->layers,
+             c->hidden, (int)r->student.kind, r->steps, o->batch, o->row, distil_rate(r), o->kd_weight,
+             o->ce_weight, o->temperature, o->likeliest, o->draws, o->live ? ", live" : "",
+             (unsigned long long)o->seed, o->ranks);
 }
 
 /* ---- the folder ---- */
@@ -475,8 +477,8 @@ static xd_result distil_go(distil_run *r) {
     XD_TRY(lm_load_weights(r->ctx, &r->teacher));
     if (!r->o->live) XD_TRY(distil_cache(r));
     XD_TRY(student_weights(r->ctx, &r->student, &r->teacher, &r->config, &r->start));
-    XD_TRY(distil_report_bits(r, &r->teacher.config, r->teacher.weights,
-                              distil_teacher_text(r, TEXT_REPORT), &r->teacher_bits));
+    XD_TRY(distil_report_bits(r, &r->teacher.config, r->teacher.weights, distil_teacher_text(r, TEXT_REPORT),
+                              &r->teacher_bits));
     for (int arm = 0; arm < (r->wants_alone ? DISTIL_ARMS : DISTIL_ALONE); arm++) {
         XD_TRY(distil_teach(r, (distil_arm_kind)arm));
         XD_TRY(distil_save(r, (distil_arm_kind)arm));

@@ -107,7 +107,8 @@ void pairing_read_row(const pairing *p, const cached *cache, int64_t start, pair
     if (c >= p->chunks.count || chunks[c].teacher_begin == 0) return;
     const int64_t from = chunks[c].teacher_begin - 1, last = start + row->length;
     row->part = from / cache->part_tokens;
-    for (int64_t n = 0; c < p->chunks.count && chunks[c].student_end <= last + 1 && n < row->length; c++, n++) {
+    for (int64_t n = 0; c < p->chunks.count && chunks[c].student_end <= last + 1 && n < row->length;
+         c++, n++) {
         const int64_t before = chunks[c].teacher_begin - 1;
         if (before - from >= row->places || before / cache->part_tokens != row->part) break;
         if (!pairing_has_both(&chunks[c])) continue;

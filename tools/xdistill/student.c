@@ -43,8 +43,8 @@ static xd_result student_of_directory(xd_ctx *ctx, const student_desc *desc, con
     xd_result result = XD_OK;
     if (!desc->own && student.config.vocab != teacher->config.vocab)
         result = XD_FAIL(ctx, XD_ERROR_DATA,
-                         "--from %s has the tokenizer of %s, but %d columns of logits instead of %d", desc->from,
-                         teacher->name, student.config.vocab, teacher->config.vocab);
+                         "--from %s has the tokenizer of %s, but %d columns of logits instead of %d",
+                         desc->from, teacher->name, student.config.vocab, teacher->config.vocab);
     lm_free(ctx, &student);
     return result;
 }

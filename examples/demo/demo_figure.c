@@ -1,7 +1,7 @@
-/* demo_figure.c - loss.svg: what plot.c draws of a run. */
+/* demo_figure.c - loss.svg, what plot.c draws of a run, the same curves for TensorBoard, and a page with all. */
 #include "demo.h"
 
-#include "../common/plot.h"
+#include "../common/plot_page.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +28,19 @@ static bool demo_texts_differ(const demo_job *job) {
     for (int arm = 0; arm < job->arm_count; arm++)
         if (job->arms[arm].share != job->arms[0].share) return true;
     return false;
+}
+
+/* The page has what the students of the first seed wrote. */
+static xd_result demo_write_page(xd_ctx *ctx, const demo_job *job, const plot_figure *figure,
+                                 const char *directory) {
+    const char *samples[DEMO_MOST_ARMS];
+    char svg[512], path[512];
+    snprintf(svg, sizeof svg, "%s/loss.svg", directory);
+    snprintf(path, sizeof path, "%s/report.html", directory);
+    for (int arm = 0; arm < job->arm_count; arm++) samples[arm] = job->results[arm].sample;
+    const plot_page page = { figure->title, svg, samples,
+                             job->teacher_result ? job->teacher_result->sample : NULL };
+    return plot_save_page(ctx, figure, &page, path);
 }
 
 xd_result demo_write_figure(xd_ctx *ctx, const demo_job *job, const char *directory) {
@@ -61,5 +74,7 @@ xd_result demo_write_figure(xd_ctx *ctx, const demo_job *job, const char *direct
     figure.series_count = job->arm_count;
     figure.teacher = job->teacher_result ? job->teacher_result->bits_per_byte : 0.0;
     snprintf(path, sizeof path, "%s/loss.svg", directory);
-    return plot_save(ctx, &figure, path);
+    XD_TRY(plot_save(ctx, &figure, path));
+    XD_TRY(plot_save_events(ctx, &figure, directory));
+    return demo_write_page(ctx, job, &figure, directory);
 }

@@ -146,7 +146,9 @@ void demo_report_progress(demo_report *report, const demo_job *job, const demo_m
 static void demo_print_places(const demo_job *job, const char *directory) {
     const char *kept = job->save_directory;
     printf("\nIn %s/:\n", directory);
-    printf("  loss.svg        the curves of this table; a browser opens it\n");
+    printf("  report.html     table, curves and samples; a browser opens it\n");
+    printf("  loss.svg        the curves of this table\n");
+    printf("  events...       the curves for TensorBoard\n");
     printf("  run.json        what ran, and the table with more digits\n");
     printf("  metrics.jsonl   every step and every held-out value, a line of JSON each\n");
     printf("The model \"%s\" of seed %llu is in %s. Python opens it with\n", job->arms[job->saved_arm].name,

@@ -163,9 +163,12 @@ for run in dp=2 tp=2; do
     cmp -s "$work/whole_$run/loss.svg" "$work/$run/loss.svg"
     verdict $? "a run on $run that was killed draws the same picture"
 done
-tail -n 9 "$work/whole_dp=2.log" >"$work/end" && grep -q 'loss.svg' "$work/end" && grep -q 'metrics.jsonl' "$work/end" &&
+tail -n 11 "$work/whole_dp=2.log" >"$work/end" && grep -q 'report.html' "$work/end" && grep -q 'metrics.jsonl' "$work/end" &&
 grep -q "from_pretrained(\"$work/whole_dp=2/student\")" "$work/end" && grep -q 'build/demo --eval' "$work/end"
 verdict $? 'the last lines say where everything is and how to open it'
+[ -s "$work/whole_dp=2/events.out.tfevents.xdistill" ] && grep -q '<h2>What they write</h2>' "$work/whole_dp=2/report.html" &&
+! grep -q '<script' "$work/whole_dp=2/report.html" && grep -q '<svg' "$work/whole_dp=2/report.html"
+verdict $? 'there is a page with the figure and samples, and the curves for TensorBoard'
 awk '/^step/ && length > 100 { long++ } /^step/ && /% [|] .*tokens\/s [|] .* left$/ { lines++ } END { exit long > 0 || lines < 1 }' \
     "$work/whole_dp=2.log"
 verdict $? 'progress is told in short lines'

@@ -1,15 +1,13 @@
 /* distil_report.c - what a run says at its end, and the files that it leaves. */
+#include "../../examples/common/html.h"
 #include "../../examples/common/json_fields.h"
-#include "../../examples/common/plot.h"
+#include "../../examples/common/plot_page.h"
 #include "distil.h"
-#include "events.h"
-#include "html.h"
 #include "ranks.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 /* What another seed may change, in bits per byte: two seeds of a student differ by some .02. */
 static const double DISTIL_SEEDS = 0.02;
@@ -119,10 +117,9 @@ static xd_result distil_write_json(const distil_run *r) {
 
 /* ---- curves.svg and report.html ---- */
 
-static xd_result distil_draw(const distil_run *r, const char *path) {
-    plot_series series[DISTIL_ARMS];
+static plot_figure distil_figure(const distil_run *r, plot_series series[DISTIL_ARMS]) {
     plot_figure figure;
-    memset(series, 0, sizeof series);
+    memset(series, 0, DISTIL_ARMS * sizeof *series);
     memset(&figure, 0, sizeof figure);
     for (int i = 0; i < DISTIL_ARMS; i++) {
         const distil_arm *arm = &r->arms[i];
@@ -141,7 +138,7 @@ static xd_result distil_draw(const distil_run *r, const char *path) {
         "Left: each step's loss, KL to the teacher or cross entropy. Right: the part of the text that "
         "chooses the best student.";
     figure.notes[1] = "The legend: the best student on the report's part, and the teacher on it.";
-    return plot_save(r->ctx, &figure, path);
+    return figure;
 }
 
 static void distil_html_table(html *h, const distil_run *r) {
@@ -194,34 +191,20 @@ static xd_result distil_write_html(const distil_run *r, const char *svg, size_t 
     return html_save(&h, path);
 }
 
-/* ---- curves for TensorBoard ---- */
-
-static xd_result distil_write_events(const distil_run *r) {
-    static const char *const losses[] = { "loss/student", "loss/text alone" };
-    static const char *const heldout[] = { "held-out bits per byte/student",
-                                           "held-out bits per byte/text alone" };
-    char path[512];
-    events e = events_begin(r->ctx, (double)time(NULL));
-    for (int arm = 0; arm < DISTIL_ARMS; arm++) {
-        const lesson *l = &r->arms[arm].lesson;
-        for (int i = 0; i < l->steps; i++) events_add(&e, losses[arm], i + 1, l->losses[i]);
-        for (int i = 0; i < l->points; i++)
-            events_add(&e, heldout[arm], l->heldout_at[i], (float)l->heldout[i]);
-    }
-    snprintf(path, sizeof path, "%s/events.out.tfevents.xdistill", r->o->out);
-    return events_save(&e, path);
-}
+/* ---- all of it ---- */
 
 xd_result distil_write(distil_run *r) {
     char path[512], *svg = NULL;
     size_t bytes = 0;
+    plot_series series[DISTIL_ARMS];
+    const plot_figure figure = distil_figure(r, series);
     snprintf(path, sizeof path, "%s/curves.svg", r->o->out);
-    XD_TRY(distil_draw(r, path));
+    XD_TRY(plot_save(r->ctx, &figure, path));
     XD_TRY(xd_file_load(r->ctx, path, 0, &svg, &bytes));
     const xd_result result = distil_write_html(r, svg, bytes);
     xd_release(r->ctx, svg);
     XD_TRY(result);
-    XD_TRY(distil_write_events(r));
+    XD_TRY(plot_save_events(r->ctx, &figure, r->o->out));
     snprintf(path, sizeof path, "%s/report.txt", r->o->out);
     XD_TRY(xd_file_save(r->ctx, path, r->split.data[TEXT_REPORT], r->split.bytes[TEXT_REPORT]));
     return distil_write_json(r); /* last: it says that the run is finished */

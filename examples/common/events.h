@@ -4,6 +4,10 @@
 
 #include "xdistill.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* A file in memory: records of events, each with a step and one number under a tag. */
 typedef struct events {
     xd_ctx *ctx;
@@ -19,5 +23,9 @@ void events_add(events *e, const char *tag, int64_t step, float value);
 
 /* Writes the file, whose name must hold "tfevents", and frees the memory. Errors: MEMORY, IO. */
 xd_result events_save(events *e, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif /* EVENTS_H */

@@ -72,11 +72,15 @@ xd_result html_begin(xd_ctx *ctx, const char *title, html *out) {
     return out->failed ? XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a page") : XD_OK;
 }
 
+void html_free(html *h) {
+    xd_release(h->ctx, h->data);
+    memset(h, 0, sizeof *h);
+}
+
 xd_result html_save(html *h, const char *path) {
     html_raw(h, "</body></html>\n");
     const xd_result result = h->failed ? XD_FAIL(h->ctx, XD_ERROR_MEMORY, "no room for %s", path)
                                        : xd_file_save(h->ctx, path, h->data, h->bytes);
-    xd_release(h->ctx, h->data);
-    memset(h, 0, sizeof *h);
+    html_free(h);
     return result;
 }

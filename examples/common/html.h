@@ -4,6 +4,10 @@
 
 #include "xdistill.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct html {
     xd_ctx *ctx;
     char *data;
@@ -20,7 +24,14 @@ void html_raw_n(html *h, const char *markup, size_t bytes);
 void html_format(html *h, const char *format, ...) XD_PRINTF(2, 3);
 void html_text(html *h, const char *text);
 
+/* Gives the page up. */
+void html_free(html *h);
+
 /* Ends the page, writes the file, frees the memory. Errors: MEMORY, IO. */
 xd_result html_save(html *h, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif /* HTML_H */

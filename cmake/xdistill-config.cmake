@@ -3,8 +3,12 @@
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 
+# This file is in share/cmake/xdistill; vcpkg moves it to share/xdistill.
+get_filename_component(xdistill_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+if(NOT EXISTS "${xdistill_prefix}/include/xdistill.h")
+    get_filename_component(xdistill_prefix "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
+endif()
 if(NOT TARGET xdistill::xdistill)
-    get_filename_component(xdistill_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
     add_library(xdistill::xdistill INTERFACE IMPORTED)
     set_target_properties(xdistill::xdistill PROPERTIES
         INTERFACE_INCLUDE_DIRECTORIES "${xdistill_prefix}/include"
@@ -17,10 +21,8 @@ if(NOT TARGET xdistill::xdistill)
             INTERFACE_LINK_LIBRARIES xdistill::xdistill)
     endif()
     unset(xdistill_library)
-    unset(xdistill_prefix)
 endif()
 
 include("${CMAKE_CURRENT_LIST_DIR}/xdistill-companions.cmake")
-get_filename_component(xdistill_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 xdistill_add_companions("${xdistill_prefix}/include" ${xdistill_FIND_COMPONENTS})
 unset(xdistill_prefix)

@@ -440,9 +440,13 @@ step_dist() {
     (cd "$root" && sha256sum -c ./*.sha256) || return 1
     cp tests/install/app.c tests/install/fetch.cmake "$root/use" && mv "$root/use/fetch.cmake" "$root/use/CMakeLists.txt"
     cmake -S "$root/use" -B "$root/built" -DARCHIVE="$(ls "$root"/*.tar.gz)" && cmake --build "$root/built" && "$root/built/app" || return 1
+    tar -xzf "$root"/*.tar.gz -C "$root" && mv "$root"/xdistill-*/ "$root/tree" || return 1
+    cmake -DPORT="$root/tree/cmake/vcpkg/xdistill" -DPREFIX="$root/port" -P tests/install/vcpkg.cmake &&
+        cmake -S tests/install -B "$root/ported" -DCMAKE_PREFIX_PATH="$root/port" && cmake --build "$root/ported" &&
+        "$root/ported/linked" || return 1
     command -v meson >/dev/null 2>&1 || { echo "without meson"; return 0; }
-    tar -xzf "$root"/*.tar.gz -C "$root" && mkdir -p "$root/mesons/subprojects" &&
-    mv "$root"/xdistill-*/ "$root/mesons/subprojects/xdistill" && cp tests/install/app.c "$root/mesons" &&
+    mkdir -p "$root/mesons/subprojects" &&
+    mv "$root/tree" "$root/mesons/subprojects/xdistill" && cp tests/install/app.c "$root/mesons" &&
     cp tests/install/app.meson "$root/mesons/meson.build" || return 1
     meson setup "$root/mesons/build" "$root/mesons" && meson compile -C "$root/mesons/build" && "$root/mesons/build/app"
 }

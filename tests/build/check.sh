@@ -442,7 +442,7 @@ step_dist() {
     cmake -S "$root/use" -B "$root/built" -DARCHIVE="$(ls "$root"/*.tar.gz)" && cmake --build "$root/built" && "$root/built/app" || return 1
     tar -xzf "$root"/*.tar.gz -C "$root" && mv "$root"/xdistill-*/ "$root/tree" || return 1
     cmake -DPORT="$root/tree/cmake/vcpkg/xdistill" -DPREFIX="$root/port" -P tests/install/vcpkg.cmake &&
-        cmake -S tests/install -B "$root/ported" -DCMAKE_PREFIX_PATH="$root/port" && cmake --build "$root/ported" &&
+        cmake -S tests/install -B "$root/ported" -DCMAKE_PREFIX_PATH="$root/port" && cmake --build "$root/ported" --target linked &&
         "$root/ported/linked" || return 1
     command -v meson >/dev/null 2>&1 || { echo "without meson"; return 0; }
     mkdir -p "$root/mesons/subprojects" &&

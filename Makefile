@@ -78,7 +78,7 @@ lib: build/libxdistill.a build/libxdistill.so ## Library: the library to link, s
 section_objects := $(foreach section,1 2 3 4 5 6,build/section$(section).o)
 
 $(section_objects): build/section%.o: tests/build/implementation.c xdistill.h | build
-	$(if $(V),,@echo "compiling section $* of 6 of the library, about 6 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -DXDISTILL_SECTION=$* -I. -c $< -o $@
+	$(if $(V),,@echo "compiling section $* of 6 of the library, 2 to 7 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -DXDISTILL_SECTION=$* -I. -c $< -o $@
 
 build/xdistill.o: tests/build/implementation.c xdistill.h | build
 	$(if $(V),,@echo "compiling the library, about 30 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -I. -c $< -o $@
@@ -480,6 +480,6 @@ clean: ## Library: remove build/
 	rm -rf build
 
 build build/bench build/examples build/golden.d build/mpi build/networks/nn build/networks/common $(sort $(test_dir) $(test_objects) $(layer_dir)):
-	mkdir -p $@
+	@mkdir -p $@
 
 -include $(wildcard $(sort $(test_dir)/*.d $(test_objects)/*.d) $(layer_dir)/*.d build/golden.d/*.d)

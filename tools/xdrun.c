@@ -80,13 +80,15 @@ static void print_help(void) {
     printf("xdrun: starts the ranks of a job on this machine, and ends them together.\n\n"
            "  build/xdrun -n N [options] [--] program arguments...\n\n"
            "  -n N             ranks, 1 to %d\n"
-           "  --bind           each rank gets its own share of the cores, or one of them when there are "
-           "fewer than ranks\n"
+           "  --bind           each rank gets its own share of the cores, or one of them\n"
+           "                   when there are fewer than ranks\n"
            "  --keep-going     a rank that a signal ends does not end the others\n"
-           "  --restart N      a job that has failed is started again, at most so many times (0)\n"
-           "  --grace SECONDS  from SIGTERM to SIGKILL, when a rank has failed or a signal ends the job (5)\n"
-           "  --early SECONDS  that ranks may go on when one has ended with status 0 (for ever, with one "
-           "warning)\n"
+           "  --restart N      a job that has failed is started again, at most so many\n"
+           "                   times (0)\n"
+           "  --grace SECONDS  from SIGTERM to SIGKILL, when a rank has failed or a signal\n"
+           "                   ends the job (5)\n"
+           "  --early SECONDS  that ranks may go on when one has ended with status 0 (for\n"
+           "                   ever, with one warning)\n"
            "  --help           print this\n",
            MOST_RANKS);
 }

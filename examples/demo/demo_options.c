@@ -106,14 +106,14 @@ static const option demo_option_table[] = {
 enum { DEMO_OPTIONS = sizeof demo_option_table / sizeof demo_option_table[0] };
 
 void demo_print_help(void) {
-    printf("demo: distils a teacher into small students with another tokenizer, and compares them.\n\n");
+    printf("demo: distils a teacher into small students with another tokenizer.\n\n");
     options_print(demo_option_table, DEMO_OPTIONS);
     printf("\nStudents, and what each learns from:\n");
     demo_print_students();
-    printf("\nThe environment's SEEDS is the number of seeds, 1 to %d (1): the table has their mean and "
-           "spread.\n\n"
-           "For example, three students of 60 steps on two ranks that share the vocabulary, about half a "
-           "minute:\n"
+    printf("\nThe environment's SEEDS is the number of seeds, 1 to %d (1): the table has their\n"
+           "mean and spread.\n\n"
+           "For example, three students of 60 steps on two ranks that share the\n"
+           "vocabulary, about half a minute on a quiet machine:\n"
            "  build/demo --arms text,pkl,smollm2 --steps 60 --mesh tp=2 --out out/short\n",
            DEMO_MOST_SEEDS);
 }

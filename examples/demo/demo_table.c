@@ -30,7 +30,7 @@ static void demo_table_row(const demo_job *job, int arm, long long parameters) {
     double mean = 0.0, spread = 0.0, plain_mean = 0.0, seconds = 0.0;
     demo_over_seeds(job, arm, &mean, &spread);
     for (int s = 0; s < job->seeds; s++) seconds += job->results[s * job->arm_count + arm].seconds;
-    printf("%-16s %10lld %18.4f ", job->arms[arm].name, parameters, mean);
+    printf("%-16s %10lld %14.4f ", job->arms[arm].name, parameters, mean);
     if (plain >= 0 && plain != arm) {
         demo_over_seeds(job, plain, &plain_mean, &spread);
         printf("%+8.4f ", plain_mean - mean);
@@ -48,10 +48,11 @@ static void demo_table_row(const demo_job *job, int arm, long long parameters) {
 void demo_print_table(const demo_job *job) {
     nn_model whole;
     const char *problem = nn_model_init(job->config, NULL, NULL, &whole);
-    printf("\n%-16s %10s %18s %8s %9s %8s\n", "", "parameters", "held-out bits/byte", "lead", "max - min",
+    printf("\nBits per byte of a text that no model has read; less is better.");
+    printf("\n%-16s %10s %14s %8s %9s %8s\n", "", "parameters", "held-out bits", "lead", "max - min",
            "seconds");
     if (job->teacher_result)
-        printf("%-16s %10lld %18.4f %8s %9s %8.1f\n", "teacher", (long long)job->teacher->float_count,
+        printf("%-16s %10lld %14.4f %8s %9s %8.1f\n", "teacher", (long long)job->teacher->float_count,
                job->teacher_result->bits_per_byte, "", "", job->teacher_result->seconds / job->seeds);
     for (int arm = 0; arm < job->arm_count; arm++)
         demo_table_row(job, arm, problem ? 0 : (long long)whole.float_count);

@@ -88,7 +88,7 @@ static xd_result xdi_head_validate_invariant(xd_ctx *ctx, const xd_head_loss_des
 }
 
 static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
-    XD_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary: vocab is NULL");
     const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
     const int64_t rows = d->student.hidden.rows;
     XD_REQUIRE(ctx, !d->loss.student.data && !d->loss.common.gradient.data && !d->loss.common.workspace,

@@ -63,7 +63,7 @@ static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d
 }
 
 static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const xdi_reduction *in) {
-    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary: vocab is NULL");
     const int64_t size = xd_vocab_describe(d->vocab).size;
     XD_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT,
                "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);

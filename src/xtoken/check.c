@@ -261,7 +261,7 @@ static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d)
 }
 
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d) {
-    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary: vocab is NULL");
     XD_REQUIRE(ctx, d->teachers && d->teacher_count > 0, XD_ERROR_ARGUMENT, "the loss has %d teachers",
                d->teacher_count);
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));

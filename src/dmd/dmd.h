@@ -56,6 +56,7 @@ typedef struct xd_dmd_rungs {
     bool roll_out;      /* backward simulation, else noised real samples */
     bool fresh_noise;   /* between rungs: SDE, else ODE */
     xd_dmd_deal deal;   /* with roll_out */
+    int64_t hold;       /* student steps at a rung, then the next in order; 0 -> drawn; not RUNGS_IN_TURN */
 } xd_dmd_rungs;
 
 /* Warm-up of the student. */

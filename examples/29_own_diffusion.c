@@ -1,11 +1,11 @@
 /* This example distils a diffusion model of your own data by a network of your own. A teacher learns the
  * flow from noise to data, and needs 50 steps. A student starts as its copy and learns, without data, to
- * generate in 4. It writes own.svg.
+ * generate in 4.
  *
- *     cc -std=c99 -O3 examples/29_own_diffusion.c -o own -lm -lpthread
- *     ./own points.txt                D numbers a row; without a file: an open ring */
+ *     cc -std=c99 -O3 -I. examples/29_own_diffusion.c -o own -lm -lpthread
+ *     ./own points.txt own.svg      D numbers a row; without files: an open ring, and no picture */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+#include "xdistill.h"
 #include "29_own_network.h"
 #include "29_own_figures.h"
 #include "29_own_teacher.h"
@@ -90,15 +90,15 @@ static xd_result train(xd_comm *world, net *nets, const double *list) {
     return distilled;
 }
 
-/* Figures, and own.svg: the data and three samplers. */
-static xd_result compare(xd_ctx *ctx, const xd_dmd_desc *d) {
+/* Figures and a picture: the data and three samplers. */
+static xd_result compare(xd_ctx *ctx, const xd_dmd_desc *d, const char *path) {
     static const char *const titles[] = { "teacher, 50 steps", "teacher, 4 steps", "student, 4 steps" };
     static float points[POINTS * D];
     double far[3];
-    FILE *svg = fopen("own.svg", "w");
-    if (!svg) return XD_FAIL(ctx, XD_ERROR_IO, "cannot write own.svg");
+    FILE *svg = fopen(path, "w");
+    if (!svg) return XD_FAIL(ctx, XD_ERROR_IO, "cannot write %s", path);
     fprintf(svg, "<svg xmlns='http://www.w3.org/2000/svg' width='960' height='260' font-family='sans-serif' "
-                 "font-size='12' fill='#0057a0'><rect width='100%%' height='100%%' fill='white'/>\n");
+                 "font-size='12'><rect width='100%%' height='100%%' fill='white'/>\n");
     draw(svg, 0, "data", data, rows);
     for (int i = 0; i < 3; i++) {
         XD_TRY(sample(ctx, d, i < 2 ? XD_DMD_TEACHER : XD_DMD_STUDENT, i ? STEPS : 50, points));
@@ -112,23 +112,25 @@ static xd_result compare(xd_ctx *ctx, const xd_dmd_desc *d) {
     return XD_FAIL(ctx, XD_ERROR_DATA, "the student is no better than its teacher in as many steps");
 }
 
-static xd_result run(xd_comm *world, void *path) {
+static xd_result run(xd_comm *world, void *argument) {
+    const char *const *paths = argument; /* of data and picture */
     net nets[XD_DMD_ROLES] = { { 0 } };
     double list[STEPS + 1];
     xd_ctx *ctx = xd_comm_ctx(world);
     const xd_noise_schedule flow = xd_noise_defaults(XD_NOISE_FLOW);
-    if (!read_data(path)) return XD_FAIL(ctx, XD_ERROR_IO, "no rows of %d numbers in %s", D, (char *)path);
+    if (!read_data(paths[0])) return XD_FAIL(ctx, XD_ERROR_IO, "no rows of %d numbers in %s", D, paths[0]);
     XD_TRY(xd_noise_steps(ctx, &flow, STEPS, list));
     XD_TRY(train(world, nets, list));
     const xd_dmd_desc d = settings(world, nets, list);
-    const xd_result compared = compare(ctx, &d);
+    const xd_result compared = compare(ctx, &d, paths[1]);
     for (int role = 0; role < XD_DMD_ROLES; role++) free_net(&nets[role]);
     return compared;
 }
 
 int main(int argc, char **argv) {
+    const char *paths[2] = { argc > 1 ? argv[1] : NULL, argc > 2 ? argv[2] : "/dev/null" };
     xd_error error = { 0 };
-    if (xd_run_threads(1, NULL, run, argc > 1 ? argv[1] : NULL, &error) == XD_OK) return 0;
+    if (xd_run_threads(1, NULL, run, paths, &error) == XD_OK) return 0;
     fprintf(stderr, "%s\n", error.message);
     return 1;
 }

@@ -11,8 +11,8 @@ static int rows;
 static bool read_data(const char *path) {
     FILE *file = path ? fopen(path, "r") : NULL;
     while (file && rows < MOST * D && fscanf(file, "%f", &data[rows]) == 1) rows++;
-    for (int i = 0; !path && i < POINTS; i++) {
-        const double angle = 0.7 + 4.9 * i / POINTS;
+    for (int i = 0; !path && i < 3000; i++) {
+        const double angle = 0.7 + 4.9 * i / 3000;
         data[rows++] = (float)(1.6 * cos(angle) + sin(77.7 * i) / 8);
         data[rows++] = (float)(1.6 * sin(angle) + cos(33.3 * i) / 8);
     }
@@ -35,7 +35,7 @@ static void project(const float *points, int count, const float *direction, doub
     qsort(out, (size_t)count, sizeof *out, ascending);
 }
 
-/* Sliced Wasserstein distance (W2) of POINTS points to the data: along a line the cheapest way is in order. */
+/* Sliced Wasserstein distance (W2) of POINTS points to the data: on a line the cheapest way is in order. */
 static double distance_to_data(const float *points) {
     static double a[POINTS], b[MOST];
     double sum = 0;
@@ -58,10 +58,11 @@ static double distance_to_data(const float *points) {
 /* The first two numbers of each row, in a panel of 220 x 220 that reaches from -3 to 3. */
 static void draw(FILE *svg, int panel, const char *title, const float *points, int count) {
     fprintf(svg, "<g transform='translate(%d 30)'><text y='-8'>%s</text>", 10 + panel * 240, title);
-    fprintf(svg, "<rect width='220' height='220' fill='none' stroke='#ccc'/>");
-    for (int i = 0; i < count; i += (count + 999) / 1000) {
+    fprintf(svg, "<rect width='220' height='220' fill='none' stroke='#ccc'/>"
+                 "<path stroke='#0057a0' stroke-width='2' stroke-linecap='round' d='");
+    for (int i = 0; i < count; i += (count + 799) / 800) {
         const double x = 110 + 36.7 * (double)points[i * D], y = 110 - 36.7 * (double)points[i * D + 1];
-        fprintf(svg, "<circle r='1' cx='%.1f' cy='%.1f'/>", x, y);
+        fprintf(svg, "M%.1f %.1fh0", x, y);
     }
-    fprintf(svg, "</g>\n");
+    fprintf(svg, "'/></g>\n");
 }

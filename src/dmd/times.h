@@ -38,12 +38,12 @@ typedef struct xd_time_sampler {
     xd_dtype dtype;         /* NONE, F64: double; F32: f32s in range */
 } xd_time_sampler;
 
-/* Recipes: three of references, and DATA_FREE. */
+/* Recipes of references. */
 typedef enum xd_dmd_recipe {
     XD_DMD_MODELOPT = 0, /* NVIDIA's Model-Optimizer */
     XD_DMD_FASTGEN,      /* NVlabs FastGen */
     XD_DMD_ORIGINAL,     /* DMD2's authors */
-    XD_DMD_DATA_FREE     /* small networks, without data; no `alternation` */
+    XD_DMD_DATA_FREE     /* ours, without data */
 } xd_dmd_recipe;
 
 /* Returns a recipe's sampler. `kind` can change alone. Pure.

@@ -7,7 +7,7 @@ enum { MOST = 100000, POINTS = 2000 };
 static float data[MOST * D];
 static int rows;
 
-/* Numbers of a deviation of about 1, as noise has: scale yours. Without a file: an open ring. */
+/* Numbers of a root mean square of about 1, as noise has: scale yours. Without a file: an open ring. */
 static bool read_data(const char *path) {
     FILE *file = path ? fopen(path, "r") : NULL;
     while (file && rows < MOST * D && fscanf(file, "%f", &data[rows]) == 1) rows++;
@@ -16,7 +16,10 @@ static bool read_data(const char *path) {
         data[rows++] = (float)(1.6 * cos(angle) + sin(77.7 * i) / 8);
         data[rows++] = (float)(1.6 * sin(angle) + cos(33.3 * i) / 8);
     }
+    double squares = 0;
+    for (int i = 0; i < rows; i++) squares += (double)(data[i] * data[i]) / rows;
     rows /= D;
+    printf("%d rows of %d, root mean square %.1f\n", rows, D, sqrt(squares));
     if (file) fclose(file);
     return rows > 0;
 }

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { D = 2, WIDTH = 64, IN = D + 5, LAYERS = 3 };
+enum { D = 2, WIDTH = 64, IN = D + 5, LAYERS = 3 }; /* IN <= WIDTH */
 
 static const int inputs[LAYERS] = { IN, WIDTH, WIDTH }, outputs[LAYERS] = { WIDTH, WIDTH, D };
 

@@ -15,6 +15,7 @@ static bool read_data(const char *path) {
         const double angle = 0.7 + 4.9 * i / 3000;
         data[rows++] = (float)(1.6 * cos(angle) + sin(77.7 * i) / 8);
         data[rows++] = (float)(1.6 * sin(angle) + cos(33.3 * i) / 8);
+        for (int j = 2; j < D; j++) data[rows++] = 0;
     }
     double squares = 0;
     for (int i = 0; i < rows; i++) squares += (double)(data[i] * data[i]) / rows;
@@ -58,14 +59,14 @@ static double distance_to_data(const float *points) {
     return sqrt(sum);
 }
 
-/* The first two numbers of each row, in a panel of 220 x 220 that reaches from -3 to 3. */
+/* The first two numbers of rows, in a panel of 220 x 220 that reaches from -3 to 3. */
 static void draw(FILE *svg, int panel, const char *title, const float *points, int count) {
     fprintf(svg, "<g transform='translate(%d 30)'><text y='-8'>%s</text>", 10 + panel * 240, title);
     fprintf(svg, "<rect width='220' height='220' fill='none' stroke='#ccc'/>"
                  "<path stroke='#0057a0' stroke-width='2' stroke-linecap='round' d='");
     for (int i = 0; i < count; i += (count + 799) / 800) {
-        const double x = 110 + 36.7 * (double)points[i * D], y = 110 - 36.7 * (double)points[i * D + 1];
-        fprintf(svg, "M%.1f %.1fh0", x, y);
+        const float *at = points + i * D;
+        fprintf(svg, "M%.1f %.1fh0", 110 + 36.7 * (double)at[0], 110 - 36.7 * (double)at[D > 1]);
     }
     fprintf(svg, "'/></g>\n");
 }

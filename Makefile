@@ -65,7 +65,7 @@ linked = -DXDISTILL_IMPLEMENTED
 networks = build/networks.a
 network_objects := $(patsubst examples/%.c,build/networks/%.o,$(sort $(wildcard examples/nn/*.c examples/common/*.c)))
 
-.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real demo-cache teacher image-teacher test check fuzz golden golden-levels bench bench-all bench-threads bench-gpu bench-nccl bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall dist format check-format amalgamate api docs clean
+.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys diffusion-pictures demo-images demo-real demo-cache teacher image-teacher test check fuzz golden golden-levels bench bench-all bench-threads bench-gpu bench-nccl bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall dist format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## Library: list the targets
@@ -211,6 +211,15 @@ build/demo-sharded-mpi: $(wildcard examples/sharded/* examples/demo/* examples/c
 demo-toys: build/demo-toys ## Demonstrations: distil points in the plane; ARGS=--help
 	build/demo-toys $(ARGS)
 
+diffusion-pictures: build/demo-toys build/examples/29_own_diffusion ## Demonstrations: make the pictures of docs/diffusion.md again
+	build/demo-toys --toy moons --out out/diffusion/well
+	build/demo-toys --toy moons --out out/diffusion/slow --fake-rate 0.00001
+	build/demo-toys --toy moons --out out/diffusion/wild --rate 0.03
+	for run in well slow wild; do cp out/diffusion/$$run/curves-moons.svg docs/diffusion_$$run.svg || exit 1; done
+	awk 'BEGIN { for (i = 0; i < 3000; i++) { a = .7 + 4.9 * i / 3000; \
+	print 1.6 * cos(a) + sin(77.7 * i) / 8, 1.6 * sin(a) + cos(33.3 * i) / 8 } }' >out/diffusion/points.txt
+	build/examples/29_own_diffusion out/diffusion/points.txt docs/diffusion_own.svg
+
 build/demo-toys: $(wildcard examples/toys/* examples/common/*.h examples/nn/*.h) $(networks) $(library)
 	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/toys/*.c) $(networks) $(library) -o $@ $(LIBS)
 
@@ -271,6 +280,9 @@ build/examples/24_fsdp_transformer: examples/24_fsdp_transformer.c $(wildcard ex
 
 build/examples/25_xtoken_student: examples/25_xtoken_student.c $(student_sources) $(wildcard examples/*/*.h) $(networks) $(library) | build/examples
 	$(compiling)$(CC) -std=c99 -O2 $(linked) -I. -DDEMO_ROW=64 -DDEMO_BATCH=8 $< $(student_sources) $(networks) $(library) -o $@ $(LIBS)
+
+build/examples/29_own_diffusion: examples/29_own_diffusion.c $(wildcard examples/29_*.h) $(library) | build/examples
+	$(compiling)$(CC) -std=c99 -O3 $(linked) -I. $< $(library) -o $@ $(LIBS)
 
 build/examples/01_quickstart: examples/01_quickstart.c xdistill.h | build/examples
 	$(compiling)$(CC) -std=c99 -O2 $< -o $@ $(LIBS)

@@ -161,6 +161,58 @@ XD_TEST(a_rung_for_each_sample_keeps_the_bits) {
     free(run);
 }
 
+XD_TEST(a_rung_held_for_steps_keeps_the_bits) {
+    dmd_run *run = new_run(XD_DMD_DATA_FREE, 3, false);
+    CHECK_EQ_INT(run->desc.rungs.hold, 8);
+    run->desc.rungs.hold = 1;
+    run->desc.rungs.roll_out = true;
+    check_layouts(run);
+    run->desc.rungs.roll_out = false; /* every noised sample at the rung */
+    check_layouts(run);
+    free(run);
+}
+
+/* The rungs of turns by hand: all of a turn's steps have the student's. */
+static xd_result hold_two(void *user, const xd_dmd_draw *draw, int64_t count, int64_t *out) {
+    const xd_dmd_desc *d = (const xd_dmd_desc *)user;
+    const int64_t step = draw->random.step, turn = step < d->lead ? 0 : (step - d->lead) / d->frequency;
+    for (int64_t i = 0; i < draw->rows; i++) out[i] = turn / 2 % count;
+    return XD_OK;
+}
+
+XD_TEST(a_rung_is_held_for_turns_of_the_student) {
+    static const struct hold_case {
+        xd_dmd_recipe recipe;
+        int64_t lead, frequency;
+        bool roll_out;
+    } cases[] = { { XD_DMD_MODELOPT, 0, 2, true },
+                  { XD_DMD_MODELOPT, 1, 2, true },
+                  { XD_DMD_FASTGEN, 0, 2, true },
+                  { XD_DMD_ORIGINAL, 0, 1, true },
+                  { XD_DMD_FASTGEN, 2, 2, false } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        dmd_run *held = new_run(cases[i].recipe, 3, false), *own, *drawn;
+        xd_dmd_draws draws = { .rungs = hold_two };
+        held->steps = DMD_STEPS_MAX;
+        held->desc.lead = cases[i].lead;
+        held->desc.frequency = cases[i].frequency;
+        held->desc.rungs.roll_out = cases[i].roll_out;
+        own = (dmd_run *)malloc(sizeof *own);
+        drawn = (dmd_run *)malloc(sizeof *drawn);
+        *own = *drawn = *held;
+        held->desc.rungs.hold = 2;
+        draws.user = &own->desc;
+        own->desc.draws = &draws;
+        CHECK_EQ_INT(dmd_execute(held, 2, XD_REDUCTION_INVARIANT), XD_OK);
+        CHECK_EQ_INT(dmd_execute(own, 2, XD_REDUCTION_INVARIANT), XD_OK);
+        CHECK_EQ_INT(dmd_execute(drawn, 2, XD_REDUCTION_INVARIANT), XD_OK);
+        CHECK(same(held, own) && !same(held, drawn));
+        free(held);
+        free(own);
+        free(drawn);
+    }
+}
+
 XD_TEST(critics_that_lead_and_then_take_the_students_samples_keep_the_bits) {
     dmd_run *run = new_run(XD_DMD_MODELOPT, 3, true);
     run->desc.rungs.roll_out = true;
@@ -457,6 +509,14 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, d.regression.step_samples = -1, "-1 noises");
     REFUSES(XD_ERROR_ARGUMENT, d.rungs.deal = (xd_dmd_deal)3, "dealt in manner 3");
     REFUSES(XD_ERROR_ARGUMENT, d.rungs.deal = XD_DMD_RUNGS_IN_TURN, "3 rungs in turn without roll-outs");
+    REFUSES(XD_ERROR_ARGUMENT, d.rungs.hold = -1, "-1 steps at a rung");
+    REFUSES(XD_ERROR_ARGUMENT,
+            (d.rungs.hold = 8, d.rungs.roll_out = true, d.rungs.deal = XD_DMD_RUNGS_IN_TURN),
+            "8 steps at a rung, and rungs in turn");
+    const xd_dmd_draws own_rungs = { .rungs = hold_two };
+    REFUSES(XD_ERROR_ARGUMENT, (d.rungs.hold = 8, d.draws = &own_rungs),
+            "8 steps at a rung, and draws.rungs");
+    REFUSES(XD_ERROR_ARGUMENT, d.alternation = XD_DMD_DATA_FREE, "alternation 3");
     REFUSES(XD_ERROR_ARGUMENT,
             (d.rungs.steps = 58, d.rungs.roll_out = true, d.rungs.fresh_noise = true,
              d.rungs.list = dmd_rungs_one),

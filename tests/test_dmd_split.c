@@ -371,7 +371,7 @@ static xd_result nothing(void *user, const xd_network_call *call) {
     return XD_OK;
 }
 
-enum { DIFFERENCES = 35 };
+enum { HOLD = 35, DIFFERENCES };
 
 static void differ(xd_dmd_desc *d, int number) {
     static const double other[] = { 0.999, 0.6, 0.3, 0.0 };
@@ -411,6 +411,7 @@ static void differ(xd_dmd_desc *d, int number) {
     case 32: d->networks[XD_DMD_FAKE_SCORE].guidance.scale = 1.5; break;
     case 33: d->guided = true, d->networks[XD_DMD_TEACHER].guidance.rescale = 0.5; break;
     case 34: d->gan.penalty = XD_DMD_PENALTY_SLOPE; break;
+    case HOLD: d->rungs.hold = 4; break;
     default: break;
     }
 }
@@ -431,6 +432,7 @@ static xd_result differ_rank(xd_comm *world, void *argument) {
     d.sizes.samples = 2;
     d.sizes.step_samples = 8;
     d.sizes.elements = WHOLE;
+    if (x->number == HOLD) d.rungs.deal = XD_DMD_ONE_RUNG;
     if (xd_comm_rank(world) == 1) differ(&d, x->number);
     const xd_result result = xd_dmd_create(xd_comm_ctx(world), &d, &dmd);
     x->results[xd_comm_rank(world)] = result;
@@ -477,6 +479,7 @@ static const char *const differences[DIFFERENCES] = {
     "fake score.guidance.scale = 1.5, rank 0 passed ",
     "guided = 1, rank 0 passed 0",
     "gan.penalty = 1, rank 0 passed 0",
+    "rungs.hold = 4, rank 0 passed 0",
 };
 
 XD_TEST(settings_that_decide_are_the_same_on_all_ranks) {

@@ -6,6 +6,7 @@
 #include "images_scene.h"
 
 #include "../examples/images/grid.c"
+#include "../examples/images/letters.c"
 #include "../examples/images/png.c"
 
 /* Reads bits as RFC 1951 numbers them; past the end there are zeros, and `bad` is set. */
@@ -198,16 +199,53 @@ XD_TEST(a_grid_has_every_picture_in_its_place) {
                 pixels[(4 + 52 * r + 3 * (in / 16) + k / 3) * WIDTH + 4 + 52 * (i / 256) + 3 * (in % 16) +
                        k % 3] = (uint8_t)greys[at];
         }
-    CHECK_EQ_INT(grid_save(ctx, path, rows, ROWS, COLUMNS), XD_OK);
+    CHECK_EQ_INT(grid_save(ctx, path, rows, NULL, ROWS, COLUMNS), XD_OK);
     CHECK_EQ_INT(xd_file_load(ctx, path, 0, &file, &bytes), XD_OK);
     CHECK_EQ_INT(png_encode(ctx, pixels, WIDTH, HEIGHT, &expected, &expected_bytes), XD_OK);
     CHECK_EQ_INT(bytes, expected_bytes);
     CHECK(bytes == expected_bytes && memcmp(file, expected, bytes) == 0);
     CHECK(remove(path) == 0);
-    CHECK_EQ_INT(grid_save(ctx, path, rows, 0, 1), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(grid_save(ctx, path, rows, 1, 257), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(grid_save(ctx, path, rows, NULL, 0, 1), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(grid_save(ctx, path, rows, NULL, 1, 257), XD_ERROR_ARGUMENT);
     CHECK(says(ctx, "1 rows of 257 pictures; both are 1 to 256"));
     CHECK_EQ_INT(grid_grey(NAN), 255);
+    xd_release(ctx, file);
+    xd_release(ctx, expected);
+    xd_ctx_destroy(ctx);
+}
+
+/* "l" as dots, by eye. */
+static const char *const letter_l[LETTERS_ROWS] = { ".##..", "..#..", "..#..", "..#..", "..#..",
+                                                    "..#..", ".###.", ".....", "....." };
+
+XD_TEST(labels_stand_before_their_rows_and_move_the_pictures_alone) {
+    enum { ROWS = 2, PLAIN = 4 + 52, MARGIN = 2 * 2 * 6 + 4, WIDTH = MARGIN + PLAIN, HEIGHT = 4 + 2 * 52 };
+    static float images[ROWS][IMAGE_PIXELS];
+    static uint8_t pixels[WIDTH * HEIGHT];
+    static const char *const labels[ROWS] = { "~l", "" };
+    const float *const rows[ROWS] = { images[0], images[1] };
+    const char *path = scratch("labels.png");
+    xd_ctx *ctx = new_ctx();
+    char *file = NULL;
+    uint8_t *expected = NULL;
+    size_t bytes = 0, expected_bytes = 0;
+    memset(pixels, 255, sizeof pixels);
+    for (int y = 0; y < HEIGHT; y++)
+        for (int x = 0; x < WIDTH; x++) {
+            const bool in = (y - 4 + 52) % 52 < 48 && y >= 4 && x >= MARGIN + 4 && x < MARGIN + 52;
+            const int row = (y - 4 - 15) / 2,
+                      column = (x - 4 - 12) / 2; /* what is not in the font is blank */
+            const bool dot =
+                y >= 19 && row < LETTERS_ROWS && x >= 16 && column < 5 && letter_l[row][column] == '#';
+            if (in || dot) pixels[y * WIDTH + x] = in ? 128 : 0;
+        }
+    CHECK_EQ_INT(grid_margin(labels, ROWS), MARGIN);
+    CHECK_EQ_INT(grid_margin(NULL, ROWS), 0);
+    CHECK_EQ_INT(grid_save(ctx, path, rows, labels, ROWS, 1), XD_OK);
+    CHECK_EQ_INT(xd_file_load(ctx, path, 0, &file, &bytes), XD_OK);
+    CHECK_EQ_INT(png_encode(ctx, pixels, WIDTH, HEIGHT, &expected, &expected_bytes), XD_OK);
+    CHECK(bytes == expected_bytes && memcmp(file, expected, bytes) == 0);
+    CHECK(remove(path) == 0);
     xd_release(ctx, file);
     xd_release(ctx, expected);
     xd_ctx_destroy(ctx);

@@ -177,4 +177,22 @@ XD_TEST(a_micro_batch_beyond_a_ranks_own_changes_nothing) {
           before[IMAGES_MICRO_BATCHES - 1][0][IMAGES_SQUARES] > 0.0);
 }
 
+XD_TEST(a_role_without_a_turn_keeps_what_it_told_last) {
+    static images_run run;
+    const xd_dmd_values student = { .vsd = 0.5, .distance = 0.25 }, fake = { .fake_score = 1.5 };
+    char text[96];
+    memset(&run, 0, sizeof run);
+    run.desc = xd_dmd_defaults(XD_DMD_MODELOPT); /* the student has steps 0, 5, ... */
+    run.latest.distance = run.latest.fake_score = -1.0;
+    images_keep_latest(&run, 0, &student);
+    images_say_latest(&run.latest, text);
+    CHECK_EQ_STR(text, "|x - T| 0.2500, fake score's error -");
+    images_keep_latest(&run, 1, &fake);
+    images_say_latest(&run.latest, text);
+    CHECK_EQ_STR(text, "|x - T| 0.2500, fake score's error 1.5000");
+    images_keep_latest(&run, 5, &student);
+    images_say_latest(&run.latest, text);
+    CHECK_EQ_STR(text, "|x - T| 0.2500, fake score's error 1.5000");
+}
+
 XD_TEST_MAIN()

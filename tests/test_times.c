@@ -245,6 +245,9 @@ XD_TEST(indices_choose_times_of_grids_lists_and_steps) {
     refused(ctx, xdi_time_of_draw(ctx, &s, 3.0, &t), XD_ERROR_ARGUMENT, "3 is no index from 0 to 2");
     s.list_to_end = true;
     CHECK(time_of(ctx, &s, 3.0) == 0.0); /* below min_t, and not clamped */
+    s = xd_times_defaults(XD_DMD_DATA_FREE);
+    CHECK_NEAR(time_of(ctx, &s, 0.5), 0.5, 1e-15);
+    CHECK(time_of(ctx, &s, 0.0) == 0.02 && time_of(ctx, &s, 1.0) == 0.98);
     s = xd_times_defaults(XD_DMD_ORIGINAL);
     CHECK(s.first == 20 && s.last == 980 && (double)0.02f < 0.02);
     CHECK(time_of(ctx, &s, 20.0) == (double)nextafterf(0.02f, 1.0f));

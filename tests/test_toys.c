@@ -131,25 +131,43 @@ XD_TEST(a_pass_of_more_samples_than_there_is_room_for_is_refused_with_both_numbe
 
 enum { ALL_NUMBERS = TOY_ROWS * TOY_POINTS * TOY_ELEMENTS };
 
+enum { MOST_STEPS = 4 };
+
+/* What the student of four steps told: of fake score and distance. */
+static double told[2][MOST_STEPS];
+
 /* A teacher of a few steps and both students, in the mode of build/demo-toys. */
 static float *run_toy(int ranks, toy_kind kind, int steps) {
-    const toy_options options = { .steps = steps, .teacher_steps = 12, .seed = 4 };
+    const toy_options options = {
+        .steps = steps, .teacher_steps = 12, .rate = 3e-4, .fake_rate = 2e-3, .turn = 5, .seed = 4
+    };
     const xd_ctx_desc invariant = { .reduction = XD_REDUCTION_INVARIANT };
     float *points = (float *)calloc(ALL_NUMBERS, sizeof *points);
     toy_run run = { .options = &options, .kind = kind };
     xd_error error = { 0 };
+    memset(told, 0, sizeof told);
+    run.curve.fake_score = told[0];
+    run.curve.distance = told[1];
     for (int row = 0; row < TOY_ROWS; row++) run.points[row] = points + row * (ALL_NUMBERS / TOY_ROWS);
     const xd_result result = xd_run_threads(ranks, &invariant, toy_run_rank, &run, &error);
     if (result != XD_OK) printf("rank %d: %s\n", error.rank, error.message);
     CHECK_EQ_INT(result, XD_OK);
+    CHECK(run.curve.level.fake_score > 0.0 && run.curve.level.distance > 0.0);
     return points;
 }
 
 XD_TEST(any_number_of_ranks_gives_the_points_of_one) {
     float *one = run_toy(1, TOY_MOONS, 3);
+    double told_to_one[2][MOST_STEPS];
+    memcpy(told_to_one, told, sizeof told);
+    for (int turn = 0; turn < MOST_STEPS; turn++) {
+        CHECK((told[0][turn] > 0.0) == (turn < 3));
+        CHECK((told[1][turn] > 0.0) == (turn < 3));
+    }
     for (int ranks = 2; ranks <= 3; ranks++) {
         float *many = run_toy(ranks, TOY_MOONS, 3);
         CHECK(memcmp(one, many, ALL_NUMBERS * sizeof *one) == 0);
+        CHECK(memcmp(told, told_to_one, sizeof told) == 0);
         free(many);
     }
     free(one);
@@ -169,12 +187,6 @@ XD_TEST(students_move_with_their_steps_and_the_teacher_does_not) {
 
 /* ---- measures ---- */
 
-static void draw_fresh(toy_kind kind, uint64_t seed, float *points) {
-    xd_philox random = { .seed = seed, .stream = TOY_STREAM_FRESH };
-    for (; random.sample < TOY_POINTS; random.sample++)
-        toy_draw(kind, &random, points + random.sample * TOY_ELEMENTS);
-}
-
 /* Moved by d, every projection is moved by d times a cosine, whose mean square over directions is a half. */
 XD_TEST(the_distance_of_moved_points_is_that_of_the_move) {
     float points[TOY_POINTS * TOY_ELEMENTS];
@@ -182,7 +194,7 @@ XD_TEST(the_distance_of_moved_points_is_that_of_the_move) {
     xd_ctx *ctx;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     for (int kind = 0; kind < TOY_KINDS; kind++) {
-        draw_fresh((toy_kind)kind, 9, points);
+        toy_fresh((toy_kind)kind, 9, TOY_POINTS, points);
         CHECK_EQ_INT(toy_measure(ctx, (toy_kind)kind, 9, points, &f), XD_OK);
         CHECK_NEAR(f.distance, 0.0, 1e-12);
         for (int i = 0; i < TOY_POINTS; i++) points[i * TOY_ELEMENTS] += 0.5f;
@@ -206,10 +218,27 @@ XD_TEST(modes_have_the_mass_that_lies_nearest_to_them) {
     CHECK_EQ_INT(toy_measure(ctx, TOY_GAUSSIANS, 9, points, &f), XD_OK);
     CHECK_NEAR(f.least_mode, 0.08, 1e-12);
     CHECK_NEAR(f.within, 0.9, 1e-12);
-    draw_fresh(TOY_GAUSSIANS, 3, points);
+    toy_fresh(TOY_GAUSSIANS, 3, TOY_POINTS, points);
     CHECK_EQ_INT(toy_measure(ctx, TOY_GAUSSIANS, 9, points, &f), XD_OK);
     CHECK(f.within > 0.97 && f.least_mode > 0.09); /* e^-4.5 of a Gaussian is outside, 1 % */
     xd_ctx_destroy(ctx);
+}
+
+/* A teacher that knows nothing of what it is asked. */
+static xd_result say_no_flow(void *user, const xd_network_call *call) {
+    (void)user;
+    memset(call->raw, 0, (size_t)call->samples * TOY_ELEMENTS * sizeof(float));
+    return XD_OK;
+}
+
+/* Then the flow, noise - x, is what is missed: squares of 1 and of the data, whose modes are 1.6 from the origin and .2 wide. */
+XD_TEST(the_level_of_data_is_what_the_teacher_misses_of_it) {
+    const xd_network silent = { .forward = say_no_flow };
+    const double square = 1.0 + 0.5 * 1.6 * 1.6 + 0.2 * 0.2;
+    toy_level level = { 0.0, 0.0 };
+    CHECK_EQ_INT(toy_find_level(&silent, TOY_GAUSSIANS, 2, &level), XD_OK);
+    CHECK_NEAR(level.fake_score, square, 0.1);
+    CHECK_NEAR(level.distance, 0.5 * sqrt(square * 2.0 / 3.14159265), 0.05); /* times of .5 on average */
 }
 
 XD_TEST_MAIN()

@@ -1,5 +1,6 @@
 /* grid.c - pictures enlarged, in rows. */
 #include "grid.h"
+#include "letters.h"
 #include "png.h"
 
 #include <string.h>
@@ -21,19 +22,31 @@ static void grid_draw(const float *image, uint8_t *corner, int width) {
                 grid_grey(image[y / GRID_SCALE * IMAGE_SIDE + x / GRID_SCALE]);
 }
 
-xd_result grid_save(xd_ctx *ctx, const char *path, const float *const *rows, int row_count, int columns) {
+int grid_margin(const char *const *labels, int row_count) {
+    int most = 0;
+    for (int r = 0; labels && r < row_count; r++)
+        if (letters_width(labels[r]) > most) most = letters_width(labels[r]);
+    return most ? most + GRID_GAP : 0;
+}
+
+xd_result grid_save(xd_ctx *ctx, const char *path, const float *const *rows, const char *const *labels,
+                    int row_count, int columns) {
     XD_REQUIRE(ctx, row_count >= 1 && columns >= 1 && row_count <= GRID_MOST && columns <= GRID_MOST,
                XD_ERROR_ARGUMENT, "%s: %d rows of %d pictures; both are 1 to %d", path, row_count, columns,
                GRID_MOST);
-    const int width = grid_side(columns), height = grid_side(row_count);
+    const int margin = grid_margin(labels, row_count);
+    const int width = margin + grid_side(columns), height = grid_side(row_count);
     const size_t bytes = (size_t)width * (size_t)height;
     uint8_t *pixels = (uint8_t *)xd_allocate(ctx, bytes);
     XD_REQUIRE(ctx, pixels, XD_ERROR_MEMORY, "no room for a picture of %d x %d pixels", width, height);
     memset(pixels, 255, bytes);
-    for (int r = 0; r < row_count; r++)
+    for (int r = 0; r < row_count; r++) {
+        uint8_t *row = pixels + (size_t)grid_side(r) * (size_t)width;
+        const size_t middle = (GRID_SCALE * IMAGE_SIDE - LETTERS_HEIGHT) / 2;
         for (int c = 0; c < columns; c++)
-            grid_draw(rows[r] + (size_t)c * IMAGE_PIXELS,
-                      pixels + (size_t)(grid_side(r)) * (size_t)width + grid_side(c), width);
+            grid_draw(rows[r] + (size_t)c * IMAGE_PIXELS, row + margin + grid_side(c), width);
+        if (labels) letters_draw(labels[r], row + middle * (size_t)width + GRID_GAP, width);
+    }
     const xd_result result = png_save(ctx, path, pixels, width, height);
     xd_release(ctx, pixels);
     return result;

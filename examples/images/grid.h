@@ -17,9 +17,13 @@ enum {
 /* Sides of the file in pixels for as many pictures in a row or in a column; the picture after them begins there. */
 int grid_side(int pictures);
 
-/* Writes rows[r], [columns, IMAGE_PIXELS] in [-1, 1] each, from top to bottom; -1 and less is black, 1 and more white, and so is
- * what is not a number, to be noticed. Local. Errors: ARGUMENT for counts out of 1 to GRID_MOST, MEMORY, IO. */
-xd_result grid_save(xd_ctx *ctx, const char *path, const float *const *rows, int row_count, int columns);
+/* Pixels to the left of the pictures for labels, [row_count]; NULL -> 0. Pure. */
+int grid_margin(const char *const *labels, int row_count);
+
+/* Writes rows[r], [columns, IMAGE_PIXELS] in [-1, 1] each, from top to bottom, each behind its label; -1 and less is black, 1 and
+ * more white, and so is what is not a number, to be noticed. Local. Errors: ARGUMENT for counts out of 1 to GRID_MOST, MEMORY, IO. */
+xd_result grid_save(xd_ctx *ctx, const char *path, const float *const *rows, const char *const *labels,
+                    int row_count, int columns);
 
 #ifdef __cplusplus
 }

@@ -21,7 +21,7 @@ typedef struct images_options {
         one_steps;   /* steps of each training; those of the critic beside the student's come on top */
     int count;       /* generated for each distance */
     int generations; /* seeds that distances are means of */
-    int save_every;  /* student's steps between checkpoints */
+    int save_every;  /* student's steps between checkpoints, those of warm-up too */
     uint64_t seed;
     bool teacher_50; /* is measured again; otherwise the figure in `data` is told */
     bool resume, overwrite, help;
@@ -71,7 +71,7 @@ void images_say(const char *format, ...);
 double images_seconds(void);
 
 /* Makes the student of a recipe, from the teacher in options->data or from its newest checkpoint. Its folder in options->out has
- * then the model directories warm-up (with warm_up), student and student-ema, checkpoints, and metrics.jsonl. Collective. */
+ * then the model directories warm-up (with warm_up), student and student-ema, checkpoints of both parts, and metrics.jsonl. Collective. */
 xd_result images_distil(xd_comm *world, const images_options *options, const images_recipe *recipe);
 
 /* ---- what is told ---- */

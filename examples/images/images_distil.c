@@ -135,33 +135,39 @@ static void images_show(images_run *run, const char *what, int done, int steps, 
 static xd_result images_tell(images_run *run, int done, int steps, const xd_dmd_values *values) {
     char text[96];
     if (xd_comm_rank(run->world) != 0) return XD_OK;
-    if (values->vsd > 0.0) run->distance = values->distance;
     if (run->warming)
         snprintf(text, sizeof text, "squared error %.4f", values->regression);
     else
-        snprintf(text, sizeof text, "|x - T| %.4f, fake score's error %.4f", run->distance,
-                 values->fake_score);
+        images_keep_latest(run, done - 1, values), images_say_latest(&run->latest, text);
     images_show(run, run->warming ? "warm-up" : "matching", done, steps, text);
     return images_note(run, done, values);
 }
 
 /* ---- the two parts ---- */
 
+static xd_result images_warm_up_step(images_run *run, int step) {
+    const images_recipe *recipe = run->recipe;
+    const double rate = images_rate_at(&recipe->warming.rate, step, recipe->warm_up);
+    xd_dmd_values values;
+    run->drawn_at = step;
+    XD_TRY(xd_optimizer_set_learning_rate(run->roles[XD_DMD_STUDENT].optimizer, rate));
+    XD_TRY(xd_dmd_warm_up_step(run->dmd, images_batch, run, &values));
+    return images_agree_on(run, images_tell(run, step + 1, recipe->warm_up, &values));
+}
+
 static xd_result images_warm_up(images_run *run) {
     const images_recipe *recipe = run->recipe;
     images_role *student = &run->roles[XD_DMD_STUDENT];
+    int step = 0;
     if (recipe->warm_up == 0) return XD_OK;
     run->warming = true;
     run->began = -1.0;
     XD_TRY(images_role_train(student, &recipe->warming));
     XD_TRY(images_begin(run));
-    for (int step = 0; step < recipe->warm_up; step++) {
-        const double rate = images_rate_at(&recipe->warming.rate, step, recipe->warm_up);
-        xd_dmd_values values;
-        run->drawn_at = step;
-        XD_TRY(xd_optimizer_set_learning_rate(student->optimizer, rate));
-        XD_TRY(xd_dmd_warm_up_step(run->dmd, images_batch, run, &values));
-        XD_TRY(images_agree_on(run, images_tell(run, step + 1, recipe->warm_up, &values)));
+    if (run->warms_on) XD_TRY(images_load(run, &step));
+    while (step < recipe->warm_up) {
+        XD_TRY(images_warm_up_step(run, step++));
+        if (step % run->options->save_every == 0 && step < recipe->warm_up) XD_TRY(images_save(run, step));
     }
     run->warming = false;
     XD_TRY(images_role_take_average(student, student));
@@ -194,7 +200,7 @@ static xd_result images_match(images_run *run) {
     const images_recipe *recipe = run->recipe;
     const int total = recipe->lead + recipe->steps * (recipe->critics + 1);
     int step = 0;
-    run->began = -1.0;
+    run->began = run->latest.distance = run->latest.fake_score = -1.0;
     XD_TRY(images_role_train(&run->roles[XD_DMD_STUDENT], &recipe->student));
     XD_TRY(images_role_train(&run->roles[XD_DMD_FAKE_SCORE], &recipe->fake));
     if (recipe->real) XD_TRY(images_role_train(&run->roles[XD_DMD_DISCRIMINATOR], &recipe->judge));

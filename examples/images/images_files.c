@@ -14,6 +14,8 @@ static void images_path(const images_run *run, const char *name, char out[480]) 
     snprintf(out, 480, "%s/%s", run->directory, name);
 }
 
+static const char IMAGES_CHECKPOINTS[] = "checkpoints", IMAGES_WARM_UP_CHECKPOINTS[] = "warm-up-checkpoints";
+
 /* ---- settings ---- */
 
 /* What decides about the bits of a run. */
@@ -44,7 +46,7 @@ static xd_result images_older(xd_ctx *ctx, const char *path, char out[256]) {
 }
 
 /* Nothing of an older run may be taken for this one's. */
-static xd_result images_forget(const images_run *run, const char *checkpoints) {
+static xd_result images_forget(const images_run *run) {
     static const char *const files[] = { "metrics.jsonl", "warm-up/model.safetensors",
                                          "student/model.safetensors", "student-ema/model.safetensors" };
     char path[480];
@@ -52,7 +54,28 @@ static xd_result images_forget(const images_run *run, const char *checkpoints) {
         images_path(run, files[i], path);
         (void)remove(path); /* it may not be there */
     }
-    return folders_forget_checkpoints(xd_comm_ctx(run->world), checkpoints);
+    if (run->recipe->warm_up > 0) {
+        images_path(run, IMAGES_WARM_UP_CHECKPOINTS, path);
+        XD_TRY(folders_forget_checkpoints(xd_comm_ctx(run->world), path));
+    }
+    images_path(run, IMAGES_CHECKPOINTS, path);
+    return folders_forget_checkpoints(xd_comm_ctx(run->world), path);
+}
+
+static bool images_has_checkpoint(const images_run *run, const char *folder) {
+    int64_t step = 0;
+    char path[480];
+    images_path(run, folder, path);
+    return xd_checkpoint_find(xd_comm_ctx(run->world), path, &step) == XD_OK;
+}
+
+static xd_result images_make_folders(const images_run *run) {
+    char path[480];
+    images_path(run, IMAGES_CHECKPOINTS, path);
+    XD_TRY(folders_make(xd_comm_ctx(run->world), path));
+    if (run->recipe->warm_up == 0) return XD_OK;
+    images_path(run, IMAGES_WARM_UP_CHECKPOINTS, path);
+    return folders_make(xd_comm_ctx(run->world), path);
 }
 
 static bool images_exists(const images_run *run, const char *name) {
@@ -67,38 +90,39 @@ static bool images_exists(const images_run *run, const char *name) {
 static xd_result images_find(images_run *run) {
     xd_ctx *ctx = xd_comm_ctx(run->world);
     const images_options *o = run->options;
-    char settings[480], checkpoints[480], mine[256], older[256];
-    int64_t step = 0;
+    char settings[480], mine[256], older[256];
     images_path(run, "settings.txt", settings);
-    images_path(run, "checkpoints", checkpoints);
     images_describe(run, mine);
-    XD_TRY(folders_make(ctx, checkpoints));
+    XD_TRY(images_make_folders(run));
     XD_TRY(images_older(ctx, settings, older));
     if (o->resume && older[0]) {
         XD_REQUIRE(ctx, strcmp(mine, older) == 0, XD_ERROR_MISMATCH, "%s was begun with %.*s, not with %.*s",
                    settings, (int)strcspn(older, "\n"), older, (int)strcspn(mine, "\n"), mine);
         run->warmed = run->recipe->warm_up > 0 && images_exists(run, "warm-up/model.safetensors");
-        run->resumes = xd_checkpoint_find(ctx, checkpoints, &step) == XD_OK;
+        run->warms_on = !run->warmed && images_has_checkpoint(run, IMAGES_WARM_UP_CHECKPOINTS);
+        run->resumes = images_has_checkpoint(run, IMAGES_CHECKPOINTS);
         return XD_OK;
     }
     XD_REQUIRE(
         ctx, o->overwrite || !images_exists(run, "student-ema/model.safetensors"), XD_ERROR_STATE,
         "%s holds a finished student: --overwrite replaces it, --resume goes on, --out names another folder",
         run->directory);
-    XD_TRY(images_forget(run, checkpoints));
+    XD_TRY(images_forget(run));
     return xd_file_save(ctx, settings, mine, strlen(mine));
 }
 
 xd_result images_prepare(images_run *run) {
-    int64_t found[2];
+    int64_t found[3];
     snprintf(run->directory, sizeof run->directory, "%s/%s", run->options->out, run->recipe->name);
     snprintf(run->warm_directory, sizeof run->warm_directory, "%s/warm-up", run->directory);
     XD_TRY(images_agree_on(run, xd_comm_rank(run->world) == 0 ? images_find(run) : XD_OK));
     found[0] = run->warmed;
-    found[1] = run->resumes;
-    XD_TRY(xd_broadcast(run->world, found, 2, XD_DTYPE_I64, 0));
+    found[1] = run->warms_on;
+    found[2] = run->resumes;
+    XD_TRY(xd_broadcast(run->world, found, 3, XD_DTYPE_I64, 0));
     run->warmed = found[0] != 0;
-    run->resumes = found[1] != 0;
+    run->warms_on = found[1] != 0;
+    run->resumes = found[2] != 0;
     return XD_OK;
 }
 
@@ -116,8 +140,8 @@ static void images_networks(images_run *run, images_trained *out) {
     xd_checkpoint_network *networks = out->networks;
     xd_checkpoint_average *averages = out->averages;
     memset(out, 0, sizeof *out);
-    out->count = run->recipe->real ? 3 : 2;
-    for (int i = 0; i < out->count; i++) { /* in the order of their roles */
+    out->count = run->warming ? 1 : run->recipe->real ? 3 : 2; /* warm-up trains the student alone */
+    for (int i = 0; i < out->count; i++) {                     /* in the order of their roles */
         const images_role *role = &run->roles[i];
         averages[i].name = "average";
         averages[i].ema = role->average;
@@ -135,7 +159,7 @@ xd_result images_save(images_run *run, int step) {
     xd_checkpoint_save_desc save;
     char root[480], *state = NULL;
     images_networks(run, &trained);
-    images_path(run, "checkpoints", root);
+    images_path(run, run->warming ? IMAGES_WARM_UP_CHECKPOINTS : IMAGES_CHECKPOINTS, root);
     XD_TRY(xd_dmd_state_save(run->dmd, &state));
     memset(&save, 0, sizeof save);
     save.root = root;
@@ -169,7 +193,7 @@ xd_result images_load(images_run *run, int *step) {
     xd_checkpoint_report report;
     char root[480], *state = NULL;
     images_networks(run, &trained);
-    images_path(run, "checkpoints", root);
+    images_path(run, run->warming ? IMAGES_WARM_UP_CHECKPOINTS : IMAGES_CHECKPOINTS, root);
     memset(&load, 0, sizeof load);
     load.root = root;
     load.step = XD_CHECKPOINT_NEWEST;
@@ -179,10 +203,13 @@ xd_result images_load(images_run *run, int *step) {
     xd_result result = xd_dmd_state_load(run->dmd, state, NULL);
     xd_release(xd_comm_ctx(run->world), state);
     *step = (int)report.step;
+    if (xd_comm_rank(run->world) == 0)
+        images_say("%s: goes on after step %d of %s", run->recipe->name, *step,
+                   run->warming ? "warm-up" : "matching");
     for (int i = 0; i < trained.count && result == XD_OK; i++)
         result = xd_parallel_publish(run->roles[i].parallel);
     if (result == XD_OK && xd_comm_rank(run->world) == 0)
-        result = images_cut_metrics(run, run->recipe->warm_up + *step);
+        result = images_cut_metrics(run, run->warming ? *step : run->recipe->warm_up + *step);
     return images_agree_on(run, result);
 }
 

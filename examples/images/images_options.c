@@ -58,7 +58,7 @@ static const option images_table[] = {
     { "--real", "DIR", OPTION_PATH, FIELD(real), 0, 0, "with --gan: the full set (build/images)", NULL,
       NULL },
     { "--save-every", "N", OPTION_INT, FIELD(save_every), 1, 1000000,
-      "student's steps between checkpoints (10)", NULL, NULL },
+      "student's steps between checkpoints, in warm-up too (10)", NULL, NULL },
     { "--resume", "", OPTION_FLAG, FIELD(resume), 0, 0, "go on from the last checkpoints, with the same bits",
       NULL, NULL },
     { "--data", "DIR", OPTION_PATH, FIELD(data), 0, 0, "teacher, classifier and test pictures (data/images)",

@@ -91,11 +91,12 @@ static xd_result images_save_grid(xd_ctx *ctx, const images_options *o, const im
     float real[IMAGES_COLUMNS * IMAGE_PIXELS] = { 0 };
     const float *const shown[] = { real, rows[IMAGES_TEACHER_50].shown, rows[IMAGES_TEACHER_4].shown,
                                    rows[IMAGES_STUDENT_4].shown, rows[IMAGES_STUDENT_1].shown };
+    static const char *const labels[] = { "real", "teacher, 50", "teacher, 4", "student, 4", "student, 1" };
     char path[480];
     snprintf(path, sizeof path, "%s/grid.png", o->out);
     XD_TRY(images_real(ctx, o, real));
-    XD_TRY(grid_save(ctx, path, shown, 5, IMAGES_COLUMNS));
-    images_say("%s: rows real, teacher at 50 steps, at 4, student at 4, at 1", path);
+    XD_TRY(grid_save(ctx, path, shown, labels, 5, IMAGES_COLUMNS));
+    images_say("%s: real pictures, and those of teacher and students with their steps", path);
     return XD_OK;
 }
 

@@ -25,6 +25,11 @@ typedef struct images_spread {
                                       * with its weight */
 } images_spread;
 
+/* What each role told in its last turn; < 0: it had none yet. */
+typedef struct images_latest {
+    double distance, fake_score;
+} images_latest;
+
 typedef struct images_run {
     xd_comm *world;
     images_ranks ranks;
@@ -35,7 +40,8 @@ typedef struct images_run {
     xd_dmd_desc desc;
     xd_dmd *dmd;
     bool warming, warmed; /* warm-up is under way; was finished by an earlier run */
-    bool resumes;         /* there is a checkpoint to go on from */
+    bool warms_on;        /* there is a checkpoint of warm-up to go on from */
+    bool resumes;         /* there is one of matching */
     int step;             /* that is being made */
     int64_t micro_batch;  /* whose batch was asked for last */
     images_spread spread;
@@ -49,14 +55,14 @@ typedef struct images_run {
     progress line;
     double began; /* when the first step of this part was done; < 0: not yet */
     int began_at; /* steps before it */
-    double distance;
+    images_latest latest;
 } images_run;
 
 /* Finds out what an earlier run has left, or removes it; makes the folder. Collective. Errors: STATE (a finished run that may not
  * be replaced), MISMATCH (a run with other settings is to go on), IO. */
 xd_result images_prepare(images_run *run);
 
-/* Everything that a step of matching changes. Collective. */
+/* Everything that a step changes, of warm-up while it is under way, otherwise of matching. Collective. */
 xd_result images_save(images_run *run, int step);
 xd_result images_load(images_run *run, int *step);
 
@@ -65,6 +71,10 @@ xd_result images_load(images_run *run, int *step);
 void images_watch(images_run *run);
 void images_watch_clear(images_run *run);
 xd_result images_watch_read(images_run *run);
+
+/* Takes over what a step of matching tells of the roles that had their turn in it, and says the latest of all. */
+void images_keep_latest(images_run *run, int step, const xd_dmd_values *values);
+void images_say_latest(const images_latest *latest, char out[96]);
 
 /* Adds a line to metrics.jsonl. Rank 0's. */
 xd_result images_note(images_run *run, int step, const xd_dmd_values *values);

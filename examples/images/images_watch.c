@@ -3,6 +3,7 @@
 #include "images_run.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static int64_t images_watch_own(const images_run *run) {
@@ -77,6 +78,23 @@ void images_watch(images_run *run) {
         teacher->backward = images_watch_teacher_backward;
     }
     xd_ema_count_unmoved(run->roles[XD_DMD_STUDENT].average, &run->spread.unmoved);
+}
+
+void images_keep_latest(images_run *run, int step, const xd_dmd_values *values) {
+    if (xd_dmd_trains(&run->desc, XD_DMD_STUDENT, step)) run->latest.distance = values->distance;
+    if (xd_dmd_trains(&run->desc, XD_DMD_FAKE_SCORE, step)) run->latest.fake_score = values->fake_score;
+}
+
+/* A number, or a dash for none. */
+static const char *images_number(double value, char out[32]) {
+    snprintf(out, 32, value < 0.0 ? "-" : "%.4f", value);
+    return out;
+}
+
+void images_say_latest(const images_latest *latest, char out[96]) {
+    char distance[32], error[32];
+    snprintf(out, 96, "|x - T| %s, fake score's error %s", images_number(latest->distance, distance),
+             images_number(latest->fake_score, error));
 }
 
 void images_watch_clear(images_run *run) {

@@ -26,6 +26,12 @@ static void toy_moon(double where, double centre[TOY_ELEMENTS]) {
     centre[1] = 1.4 * (upper ? sin(angle) - 0.25 : 0.25 - sin(angle));
 }
 
+void toy_fresh(toy_kind kind, uint64_t seed, int64_t count, float *points) {
+    xd_philox random = { .seed = seed, .stream = TOY_STREAM_FRESH };
+    for (; (int64_t)random.sample < count; random.sample++)
+        toy_draw(kind, &random, points + random.sample * TOY_ELEMENTS);
+}
+
 void toy_draw(toy_kind kind, const xd_philox *random, float point[TOY_ELEMENTS]) {
     const double where = xd_philox_uniform_f64(random, 0);
     const double deviation = kind == TOY_GAUSSIANS ? toy_deviation() : 0.1;

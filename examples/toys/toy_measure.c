@@ -52,12 +52,10 @@ static void toy_count_modes(const float *points, toy_figures *out) {
 }
 
 xd_result toy_measure(xd_ctx *ctx, toy_kind kind, uint64_t seed, const float *points, toy_figures *out) {
-    xd_philox random = { .seed = seed, .stream = TOY_STREAM_FRESH };
     double *room = (double *)xd_allocate(ctx, 2 * TOY_POINTS * sizeof *room);
     float *fresh = (float *)xd_allocate(ctx, TOY_POINTS * TOY_ELEMENTS * sizeof *fresh);
     if (room && fresh) {
-        for (; random.sample < TOY_POINTS; random.sample++)
-            toy_draw(kind, &random, fresh + random.sample * TOY_ELEMENTS);
+        toy_fresh(kind, seed, TOY_POINTS, fresh);
         out->distance = toy_sliced_distance(points, fresh, room);
         out->least_mode = out->within = 0.0;
         if (kind == TOY_GAUSSIANS) toy_count_modes(points, out);

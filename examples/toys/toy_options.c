@@ -19,12 +19,17 @@ static bool toy_parse_kind(const char *text, void *options) {
 static const option toy_table[] = {
     { "--toy", "NAME", OPTION_PARSED, 0, 0, 0, "moons, gaussians or all (all)", "moons, gaussians or all",
       toy_parse_kind },
-    { "--steps", "N", OPTION_INT, FIELD(steps), 1, 1000000,
-      "of each student, each with four of the fake score (600)", NULL, NULL },
+    { "--steps", "N", OPTION_INT, FIELD(steps), 1, 1000000, "of each student (600)", NULL, NULL },
     { "--teacher-steps", "N", OPTION_INT, FIELD(teacher_steps), 1, 1000000, "of the teacher (3000)", NULL,
       NULL },
     { "--ranks", "N", OPTION_INT, FIELD(ranks), 1, TOY_MICRO_BATCHES,
       "threads that share a batch, to the same bits (2)", NULL, NULL },
+    { "--rate", "R", OPTION_DOUBLE, FIELD(rate), 0, 0, "learning rate of the students (0.0003)", NULL, NULL,
+      1e-7, 1.0 },
+    { "--fake-rate", "R", OPTION_DOUBLE, FIELD(fake_rate), 0, 0, "of their fake scores (0.002)", NULL, NULL,
+      1e-7, 1.0 },
+    { "--turn", "N", OPTION_INT, FIELD(turn), 2, 100,
+      "one step of the student, and N - 1 of its fake score (5)", NULL, NULL },
     { "--seed", "N", OPTION_UINT64, FIELD(seed), 0, 1000000000, "of weights, data and noise (1)", NULL,
       NULL },
     { "--out", "DIR", OPTION_PATH, FIELD(out), 0, 0, "where table and plot go, over those before (out/toys)",
@@ -45,6 +50,9 @@ bool toy_parse(int argc, char **argv, toy_options *o) {
     o->toy = -1; /* what an unknown name leaves */
     o->steps = 600;
     o->teacher_steps = 3000;
+    o->rate = 3e-4;
+    o->fake_rate = 2e-3;
+    o->turn = 5;
     o->ranks = 2;
     o->seed = 1;
     o->out = "out/toys";

@@ -1,6 +1,8 @@
 /* toy_sample.c - points from noise: along a flow by Euler's method, or by a student's few steps. */
 #include "toys.h"
 
+#include <math.h>
+
 enum { TOY_MOST_STEPS = 1000 };
 
 /* Noise of a step that no training reaches. */
@@ -36,4 +38,47 @@ xd_result toy_sample(xd_comm *world, const xd_network *network, const toy_sample
     }
     xd_sampler_destroy(from);
     return result;
+}
+
+/* ---- where students should come to ---- */
+
+/* Data with noise, as a distillation asks its networks about a student's samples. */
+typedef struct toy_question {
+    float clean[TOY_CHUNK * TOY_ELEMENTS], noise[TOY_CHUNK * TOY_ELEMENTS], noised[TOY_CHUNK * TOY_ELEMENTS];
+    double times[TOY_CHUNK];
+} toy_question;
+
+static void toy_ask(uint64_t seed, int64_t first, toy_question *q) {
+    xd_philox random = { .seed = seed, .stream = TOY_STREAM_LEVEL };
+    const xd_time_sampler times = xd_times_defaults(XD_DMD_DATA_FREE);
+    for (int i = 0; i < TOY_CHUNK; i++) {
+        random.sample = (uint32_t)(first + i);
+        xd_philox_fill_normal(&random, 0, TOY_ELEMENTS, q->noise + i * TOY_ELEMENTS);
+        const double t = q->times[i] =
+            times.min_t + (times.max_t - times.min_t) * xd_philox_uniform_f64(&random, 1);
+        for (int j = i * TOY_ELEMENTS; j < (i + 1) * TOY_ELEMENTS; j++)
+            q->noised[j] = (float)((1.0 - t) * (double)q->clean[j] + t * (double)q->noise[j]);
+    }
+}
+
+xd_result toy_find_level(const xd_network *teacher, toy_kind kind, uint64_t seed, toy_level *out) {
+    enum { ROUNDS = 8 };
+    float fresh[ROUNDS * TOY_CHUNK * TOY_ELEMENTS], flow[TOY_CHUNK * TOY_ELEMENTS];
+    toy_question q;
+    const xd_network_call call = { .samples = TOY_CHUNK, .hidden = q.noised, .times = q.times, .raw = flow };
+    const double numbers = (double)ROUNDS * TOY_CHUNK * TOY_ELEMENTS;
+    toy_fresh(kind, seed, ROUNDS * TOY_CHUNK, fresh);
+    out->fake_score = out->distance = 0.0;
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int j = 0; j < TOY_CHUNK * TOY_ELEMENTS; j++)
+            q.clean[j] = fresh[round * TOY_CHUNK * TOY_ELEMENTS + j];
+        toy_ask(seed, (int64_t)round * TOY_CHUNK, &q);
+        XD_TRY(teacher->forward(teacher->user, &call));
+        for (int j = 0; j < TOY_CHUNK * TOY_ELEMENTS; j++) {
+            const double off = (double)flow[j] - (double)(q.noise[j] - q.clean[j]); /* T is x_t - t flow */
+            out->fake_score += off * off / numbers;
+            out->distance += q.times[j / TOY_ELEMENTS] * fabs(off) / numbers;
+        }
+    }
+    return XD_OK;
 }

@@ -4,11 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum {
-    TOY_IN_MICRO_BATCH = TOY_BATCH / TOY_MICRO_BATCHES,
-    TOY_TURNS = 5, /* a step of the student, and four of the fake score */
-    TOY_STAY = 8   /* turns at a rung */
-};
+enum { TOY_IN_MICRO_BATCH = TOY_BATCH / TOY_MICRO_BATCHES };
 
 /* How a network trains. */
 typedef struct toy_recipe {
@@ -16,8 +12,8 @@ typedef struct toy_recipe {
 } toy_recipe;
 
 static const toy_recipe toy_teacher_recipe = { 2e-3, 0.9, 0.99, 0.995 };
-static const toy_recipe toy_student_recipe = { 3e-4, 0.0, 0.99, 0.99 };
-static const toy_recipe toy_critic_recipe = { 2e-3, 0.0, 0.99, 0.0 };
+static const toy_recipe toy_student_recipe = { 0.0, 0.0, 0.99, 0.99 }; /* rates are the options' */
+static const toy_recipe toy_critic_recipe = { 0.0, 0.0, 0.99, 0.0 };
 
 /* A network with what trains it. */
 typedef struct toy_actor {
@@ -150,16 +146,6 @@ static xd_result toy_batch(void *user, int64_t micro_batch, xd_dmd_batch *batch)
     return XD_OK;
 }
 
-/* The rung of a step. The fake score knows one distribution, so it must be that of the rung at which the student steps: with a rung
- * drawn anew each time it follows a mixture, which can be right while no rung is, and they drift apart. */
-static xd_result toy_rung(void *user, const xd_dmd_draw *draw, int64_t count, int64_t *out) {
-    (void)user;
-    for (int64_t i = 0; i < draw->rows; i++) out[i] = draw->random.step / (TOY_TURNS * TOY_STAY) % count;
-    return XD_OK;
-}
-
-static const xd_dmd_draws toy_draws = { .rungs = toy_rung };
-
 static void toy_give_role(xd_dmd_desc *desc, xd_dmd_role role, toy_actor *a) {
     desc->networks[role] = toy_net_network(a->net);
     desc->trainers[role] = (xd_dmd_trainer){ .parallel = a->parallel, .optimizer = a->optimizer };
@@ -169,17 +155,10 @@ static void toy_give_role(xd_dmd_desc *desc, xd_dmd_role role, toy_actor *a) {
 
 /* Without data and without a discriminator: matching of distributions along the student's own samples. */
 static xd_dmd_desc toy_settings(xd_comm *world, toy_cast *cast, const double *rungs, int steps) {
-    xd_dmd_desc desc = xd_dmd_defaults(XD_DMD_FASTGEN);
-    desc.student_times.kind = XD_TIME_UNIFORM;
-    desc.student_times.min_t = 0.02;
-    desc.student_times.max_t = 0.98;
-    desc.fake_times = desc.student_times;
-    desc.fake_loss.space = XD_PREDICT_FLOW;
-    desc.alternation = XD_DMD_MODELOPT;
-    desc.frequency = TOY_TURNS;
-    desc.own_samples = true;
-    desc.draws = &toy_draws;
-    desc.rungs = (xd_dmd_rungs){ .steps = steps, .list = rungs, .roll_out = steps > 1, .fresh_noise = true };
+    xd_dmd_desc desc = xd_dmd_defaults(XD_DMD_DATA_FREE);
+    desc.rungs.steps = steps;
+    desc.rungs.list = rungs;
+    desc.rungs.roll_out = steps > 1;
     desc.sizes.samples = TOY_IN_MICRO_BATCH;
     desc.sizes.step_samples = TOY_BATCH;
     desc.sizes.elements = TOY_ELEMENTS;
@@ -190,14 +169,24 @@ static xd_dmd_desc toy_settings(xd_comm *world, toy_cast *cast, const double *ru
     return desc;
 }
 
-static xd_result toy_steps(xd_comm *world, const toy_run *run, toy_cast *cast, xd_dmd *dmd) {
-    const int steps = run->options->steps;
+/* A role without a turn has the value 0. */
+static void toy_note(const toy_run *run, int step, const xd_dmd_values *values) {
+    const int turn = run->options->turn, at = step / turn;
+    if (step % turn == 0)
+        run->curve.distance[at] = values->distance;
+    else
+        run->curve.fake_score[at] += values->fake_score / (turn - 1);
+}
+
+static xd_result toy_steps(xd_comm *world, const toy_run *run, toy_cast *cast, xd_dmd *dmd, bool noted) {
+    const int steps = run->options->steps, turn = run->options->turn;
     xd_dmd_values values;
-    for (int step = 0; step < TOY_TURNS * steps; step++) {
-        XD_TRY(toy_set_rate(&cast->student, step / TOY_TURNS, steps));
+    for (int step = 0; step < turn * steps; step++) {
+        XD_TRY(toy_set_rate(&cast->student, step / turn, steps));
         XD_TRY(xd_dmd_step(dmd, toy_batch, NULL, &values));
         XD_REQUIRE(xd_comm_ctx(world), !values.skipped, XD_ERROR_DATA, "step %d of %s is not finite", step,
                    toy_names[run->kind]);
+        if (noted) toy_note(run, step, &values);
     }
     return toy_settle(&cast->student);
 }
@@ -205,15 +194,20 @@ static xd_result toy_steps(xd_comm *world, const toy_run *run, toy_cast *cast, x
 static xd_result toy_distil(xd_comm *world, const toy_run *run, toy_cast *cast, int steps) {
     double rungs[8];
     xd_dmd *dmd;
-    XD_TRY(toy_engage(world, 0, &toy_student_recipe, &cast->student));
-    XD_TRY(toy_engage(world, 0, &toy_critic_recipe, &cast->critic));
+    toy_recipe student = toy_student_recipe, critic = toy_critic_recipe;
+    student.learning_rate = run->options->rate;
+    critic.learning_rate = run->options->fake_rate;
+    XD_TRY(toy_engage(world, 0, &student, &cast->student));
+    XD_TRY(toy_engage(world, 0, &critic, &cast->critic));
     XD_TRY(toy_take_after(&cast->student, &cast->teacher));
     XD_TRY(toy_take_after(&cast->critic, &cast->teacher));
     xd_dmd_desc desc = toy_settings(world, cast, rungs, steps);
     desc.seed = run->options->seed;
+    desc.frequency = run->options->turn;
     XD_TRY(xd_noise_steps(xd_comm_ctx(world), &desc.schedule, steps, rungs));
     XD_TRY(xd_dmd_create(xd_comm_ctx(world), &desc, &dmd));
-    const xd_result result = toy_steps(world, run, cast, dmd);
+    const bool noted = steps == TOY_RUNGS && xd_comm_rank(world) == 0;
+    const xd_result result = toy_steps(world, run, cast, dmd, noted);
     xd_dmd_destroy(dmd);
     return result;
 }
@@ -231,22 +225,24 @@ static xd_result toy_student_row(xd_comm *world, const toy_run *run, toy_cast *c
     return XD_OK;
 }
 
-static xd_result toy_rows(xd_comm *world, const toy_run *run, toy_cast *cast) {
+static xd_result toy_rows(xd_comm *world, toy_run *run, toy_cast *cast) {
     toy_sampler sampler = { .steps = 50, .seed = run->options->seed };
     XD_TRY(toy_engage(world, run->options->seed, &toy_teacher_recipe, &cast->teacher));
     XD_TRY(toy_train_teacher(run, &cast->teacher));
     const xd_network network = toy_net_network(cast->teacher.net);
+    if (xd_comm_rank(world) == 0)
+        XD_TRY(toy_find_level(&network, run->kind, run->options->seed, &run->curve.level));
     XD_TRY(toy_sample(world, &network, &sampler, run->points[TOY_TEACHER_50]));
     sampler.steps = 4;
     XD_TRY(toy_sample(world, &network, &sampler, run->points[TOY_TEACHER_4]));
-    XD_TRY(toy_student_row(world, run, cast, 4, run->points[TOY_STUDENT_4]));
+    XD_TRY(toy_student_row(world, run, cast, TOY_RUNGS, run->points[TOY_STUDENT_4]));
     return toy_student_row(world, run, cast, 1, run->points[TOY_STUDENT_1]);
 }
 
 xd_result toy_run_rank(xd_comm *world, void *argument) {
     toy_cast cast;
     memset(&cast, 0, sizeof cast);
-    const xd_result result = toy_rows(world, (const toy_run *)argument, &cast);
+    const xd_result result = toy_rows(world, (toy_run *)argument, &cast);
     toy_dismiss(&cast.student);
     toy_dismiss(&cast.critic);
     toy_dismiss(&cast.teacher);

@@ -10,7 +10,7 @@
  *
  * Ranks are threads that share each batch. In INVARIANT mode table and figure have the same bytes for any number of them.
  *
- * Writes out/toys/table.txt and out/toys/toys.svg. */
+ * Writes out/toys/table.txt, toys.svg, and for each toy curves-NAME.svg: what the student of four steps told while it learned. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
@@ -32,6 +32,7 @@ typedef struct toy_world {
     toy_figures figures[TOY_KINDS][TOY_ROWS];
     int count; /* toys */
     float *points;
+    double *curves;
 } toy_world;
 
 /* ---- set-up ---- */
@@ -54,6 +55,10 @@ static xd_result toy_set_up(toy_world *w) {
     XD_TRY(toy_make_folder(w->ctx, w->options->out));
     w->points = (float *)xd_allocate(w->ctx, (size_t)(TOY_KINDS * TOY_ROWS * numbers) * sizeof *w->points);
     if (!w->points) return XD_FAIL(w->ctx, XD_ERROR_MEMORY, "no room for %d points", TOY_POINTS);
+    const size_t told = (size_t)w->options->steps;
+    w->curves = (double *)xd_allocate(w->ctx, 2 * TOY_KINDS * told * sizeof *w->curves);
+    if (!w->curves) return XD_FAIL(w->ctx, XD_ERROR_MEMORY, "no room for %zu turns", told);
+    memset(w->curves, 0, 2 * TOY_KINDS * told * sizeof *w->curves);
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         if (w->options->toy != TOY_KINDS && w->options->toy != kind) continue;
         toy_run *run = &w->runs[w->count];
@@ -61,6 +66,8 @@ static xd_result toy_set_up(toy_world *w) {
         run->kind = (toy_kind)kind;
         for (int row = 0; row < TOY_ROWS; row++)
             run->points[row] = w->points + (w->count * TOY_ROWS + row) * numbers;
+        run->curve.fake_score = w->curves + 2 * (size_t)w->count * told;
+        run->curve.distance = run->curve.fake_score + told;
         w->count++;
     }
     return XD_OK;
@@ -94,6 +101,10 @@ static xd_result toy_write(const toy_world *w) {
     const bool failed = !table || ferror(table) != 0;
     if ((table && fclose(table) != 0) || failed)
         return XD_FAIL(w->ctx, XD_ERROR_IO, "cannot write %s: %s", path, strerror(errno));
+    for (int toy = 0; toy < w->count; toy++) {
+        snprintf(path, sizeof path, "%s/curves-%s.svg", w->options->out, toy_names[w->runs[toy].kind]);
+        XD_TRY(toy_curves_save(w->ctx, &w->runs[toy], w->figures[toy], path));
+    }
     snprintf(path, sizeof path, "%s/toys.svg", w->options->out);
     return toy_figure_save(w->ctx, w->runs, w->count, path);
 }
@@ -136,6 +147,7 @@ int main(int argc, char **argv) {
     const xd_result result = toy_work(&world);
     if (result != XD_OK)
         fprintf(stderr, "demo-toys: %s: %s\n", xd_result_name(result), xd_last_error(world.ctx)->message);
+    xd_release(world.ctx, world.curves);
     xd_release(world.ctx, world.points);
     xd_ctx_destroy(world.ctx);
     return result != XD_OK;

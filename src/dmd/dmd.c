@@ -12,8 +12,12 @@
 
 /* ---- settings ---- */
 
+/* With a rung drawn for each step the fake score would follow a mixture, which can be right while no rung is. */
+enum { XDI_DMD_HOLD = 8 };
+
 XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
     const xdi_fdistill_desc ratios = xdi_fdistill_defaults();
+    const bool free_of_data = recipe == XD_DMD_DATA_FREE;
     xd_dmd_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.schedule = xd_noise_defaults(XD_NOISE_FLOW);
@@ -24,20 +28,21 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
         desc.fake_times.first = 0, desc.fake_times.last = desc.fake_times.count - 1;
     desc.sizes.dtype = XD_DTYPE_F32;
     desc.rungs.steps = 1;
-    desc.rungs.fresh_noise = recipe == XD_DMD_FASTGEN;
+    desc.rungs.fresh_noise = recipe == XD_DMD_FASTGEN || free_of_data;
+    desc.rungs.hold = free_of_data ? XDI_DMD_HOLD : 0;
     desc.guidance_scale = 1.0;
     desc.normaliser = recipe == XD_DMD_ORIGINAL ? XD_VSD_ORIGINAL : XD_VSD_MEAN;
-    desc.fake_loss.space = recipe == XD_DMD_MODELOPT  ? XD_PREDICT_X0
-                           : recipe == XD_DMD_FASTGEN ? XD_PREDICT_FLOW
-                                                      : XD_PREDICT_EPS;
+    desc.fake_loss.space = recipe == XD_DMD_MODELOPT   ? XD_PREDICT_X0
+                           : recipe == XD_DMD_ORIGINAL ? XD_PREDICT_EPS
+                                                       : XD_PREDICT_FLOW;
     desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
     desc.gan.r1_alpha = 0.1;
     desc.gan.fdistill.lower = ratios.lower; /* when it is switched on */
     desc.gan.fdistill.upper = ratios.upper;
     desc.gan.fdistill.bins = ratios.bins;
-    desc.alternation = recipe;
+    desc.alternation = free_of_data ? XD_DMD_MODELOPT : recipe;
     desc.frequency = 5;
-    desc.own_samples = recipe == XD_DMD_ORIGINAL;
+    desc.own_samples = recipe == XD_DMD_ORIGINAL || free_of_data;
     return desc;
 }
 
@@ -204,6 +209,11 @@ static xd_result xdi_dmd_check_rungs(xd_ctx *ctx, const xd_dmd_desc *desc) {
                "rungs dealt in manner %d", (int)rungs->deal);
     XD_REQUIRE(ctx, rungs->roll_out || rungs->deal == XD_DMD_ONE_RUNG, XD_ERROR_ARGUMENT,
                "%d rungs in turn without roll-outs", rungs->steps);
+    XD_REQUIRE(ctx, rungs->hold >= 0, XD_ERROR_ARGUMENT, "%lld steps at a rung", (long long)rungs->hold);
+    XD_REQUIRE(ctx, rungs->hold == 0 || rungs->deal == XD_DMD_ONE_RUNG, XD_ERROR_ARGUMENT,
+               "%lld steps at a rung, and rungs in turn", (long long)rungs->hold);
+    XD_REQUIRE(ctx, rungs->hold == 0 || !desc->draws || !desc->draws->rungs, XD_ERROR_ARGUMENT,
+               "%lld steps at a rung, and draws.rungs", (long long)rungs->hold);
     XD_REQUIRE(ctx, rungs->steps <= XDI_DMD_FRESH_STEPS || !rungs->fresh_noise || !rungs->roll_out,
                XD_ERROR_ARGUMENT, "new noise between %d rungs; there are numbers for %d", rungs->steps,
                XDI_DMD_FRESH_STEPS);

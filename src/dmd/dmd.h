@@ -56,9 +56,10 @@ typedef struct xd_dmd_rungs {
     bool roll_out;      /* backward simulation, else noised real samples */
     bool fresh_noise;   /* between rungs: SDE, else ODE */
     xd_dmd_deal deal;   /* with roll_out */
+    int64_t hold;       /* turns at a rung, in order; 0 -> drawn */
 } xd_dmd_rungs;
 
-/* Warm-up of the student. */
+/* Warm-up. */
 typedef struct xd_dmd_regression {
     int substeps;         /* Euler steps between rungs; 0 -> no warm-up */
     int64_t step_samples; /* of all ranks; 0 -> that of xd_dmd_sizes */
@@ -80,7 +81,7 @@ typedef enum xd_dmd_penalty {
     XD_DMD_PENALTY_SLOPE           /* R1 by features; needs xd_network.penalty */
 } xd_dmd_penalty;
 
-/* Terms of a discriminator. */
+/* A discriminator's terms. */
 typedef struct xd_dmd_gan {
     xd_gan_kind kind;
     double weight;    /* generator's; > 0 */
@@ -92,7 +93,7 @@ typedef struct xd_dmd_gan {
     xd_dmd_penalty penalty;
 } xd_dmd_gan;
 
-/* One request for numbers; requests come in the order of use. */
+/* A request for numbers, in the order of use. */
 typedef struct xd_dmd_draw {
     xd_philox random; /* `sample` of row 0 */
     int64_t rows;
@@ -138,7 +139,7 @@ typedef struct xd_dmd_desc {
     xd_denoise_form fake_loss; /* `native`, v_is_flow are not read */
     xd_dmd_gan gan;
     xd_dmd_recipe alternation;
-    int64_t frequency; /* steps from one of the student to its next; >= 2, ORIGINAL: >= 1 */
+    int64_t frequency; /* steps of a turn, one the student's; >= 2, ORIGINAL: >= 1 */
     bool own_samples;  /* others train on the student's last samples */
     bool allow_shared; /* teacher and fake score: one network */
     uint64_t seed;
@@ -150,7 +151,7 @@ typedef struct xd_dmd_desc {
 /* Returns settings, but no networks, sizes, trainers, rungs.list. Pure. */
 XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
 
-/* Means over a step's samples; 0 for terms that it does not have. */
+/* Means over a step's samples; 0 for other terms. */
 typedef struct xd_dmd_values {
     double vsd, generator;      /* the student's loss: vsd + gan.weight generator */
     double fake_score;          /* its loss */

@@ -3,7 +3,7 @@
 
 #include "dmd/convert.h"
 
-/* The caller's networks: docs/diffusion.md. */
+/* Networks: docs/diffusion.md. */
 
 /* One forward or its backward. Arrays are device memory, valid during the call, a forward's outputs until its slot's
  * next. Samples are dense [samples, elements] of their dtype; features, logits, gradients f32. */

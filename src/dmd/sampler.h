@@ -27,7 +27,7 @@ typedef struct xd_sampler_desc {
     double guidance_scale;
     int64_t samples;        /* maximum of a call */
     int64_t elements;       /* of a sample on this rank */
-    int64_t first_element;  /* this rank's first in the sample */
+    int64_t first_element;  /* this rank's first */
     xd_dtype dtype;         /* of samples: F32, BF16, F16 */
     uint64_t seed;          /* of noise */
     int64_t step;           /* 0 to 2^32 - 1 */

@@ -147,6 +147,7 @@ static void xdi_dmd_list_settings(xdi_facts *f, const xd_dmd_desc *desc) {
 XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
     xdi_facts facts;
     xdi_dmd_list_settings(&facts, desc);
+    if (desc->rungs.hold > 0) xdi_fact_number(&facts, "rungs.hold", (double)desc->rungs.hold);
     return xdi_facts_hash(desc->seed, &facts);
 }
 
@@ -159,6 +160,7 @@ static void xdi_dmd_list_seed(xdi_facts *f, uint64_t seed) {
 XD_PRIVATE xd_result xdi_dmd_agree_settings(const xd_dmd_desc *desc, xd_comm *comm) {
     xdi_facts facts;
     xdi_dmd_list_settings(&facts, desc);
+    xdi_fact_number(&facts, "rungs.hold", (double)desc->rungs.hold);
     xdi_dmd_list_seed(&facts, desc->seed);
     return xdi_agree_facts(comm, &facts, "settings of a distillation");
 }

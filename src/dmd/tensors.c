@@ -142,11 +142,22 @@ XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd
     return XD_OK;
 }
 
+/* The fake score knows one distribution: its steps of a turn are at the rung of the student's. */
+static int64_t xdi_dmd_held_rung(const xd_dmd_desc *desc, int64_t step) {
+    const int64_t turn = step > desc->lead ? (step - desc->lead) / desc->frequency : 0;
+    return turn / desc->rungs.hold % desc->rungs.steps;
+}
+
 XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t rows) {
     xd_dmd_draw draw = xdi_dmd_draw(d, where);
     const xd_dmd_draws *own = d->desc.draws;
     const int64_t count = d->desc.rungs.steps;
     draw.rows = rows;
+    if (d->desc.rungs.hold > 0) {
+        const int64_t rung = xdi_dmd_held_rung(&d->desc, d->record.step);
+        for (int64_t i = 0; i < rows; i++) d->draws.rungs[i] = rung;
+        return XD_OK;
+    }
     if (own && own->rungs) {
         XD_TRY(own->rungs(own->user, &draw, count, d->draws.rungs));
         for (int64_t i = 0; i < rows; i++)

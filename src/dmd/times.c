@@ -19,13 +19,14 @@ XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe) {
     s.freedom = 0.01;
     s.count = 1000, s.last = 999;
     s.dtype = XD_DTYPE_F32;
-    if (recipe == XD_DMD_FASTGEN) {
+    if (recipe == XD_DMD_FASTGEN || recipe == XD_DMD_DATA_FREE) {
         s.kind = XD_TIME_UNIFORM;
         s.min_t = 0.002, s.max_t = 80.0;
         s.mean = -1.1, s.deviation = 2.0;
         s.grid = XD_NOISE_EDM, s.first = 2, s.last = 998;
         s.dtype = XD_DTYPE_F64;
     }
+    if (recipe == XD_DMD_DATA_FREE) s.min_t = 0.02, s.max_t = 0.98;
     if (recipe == XD_DMD_ORIGINAL) {
         s.kind = XD_TIME_STEP;
         s.min_t = 0.0, s.max_t = 1.0;

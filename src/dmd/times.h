@@ -42,13 +42,15 @@ typedef struct xd_time_sampler {
 typedef enum xd_dmd_recipe {
     XD_DMD_MODELOPT = 0, /* NVIDIA's Model-Optimizer */
     XD_DMD_FASTGEN,      /* NVlabs FastGen */
-    XD_DMD_ORIGINAL      /* DMD2's authors */
+    XD_DMD_ORIGINAL,     /* DMD2's authors */
+    XD_DMD_DATA_FREE     /* ours, without data */
 } xd_dmd_recipe;
 
 /* Returns a recipe's sampler. `kind` can change alone. Pure.
  *   MODELOPT   SHIFTED by 5 in [0.001, 0.999], mean 0, deviation 1, f32; GRID: FLOW, 1000, [0, 999]
  *   FASTGEN    UNIFORM in [0.002, 80], mean -1.1, deviation 2, shift 5, freedom 0.01, double; GRID: EDM, 1000, [2, 998]
- *   ORIGINAL   STEP in [20, 980] of 1000, range [0, 1] */
+ *   ORIGINAL   STEP in [20, 980] of 1000, range [0, 1]
+ *   DATA_FREE  FASTGEN's in [0.02, 0.98] */
 XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe);
 
 /* Fills times [count]. chunk 0: of the samples from random->sample on, each from its block 0. Otherwise of one sample's

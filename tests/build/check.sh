@@ -260,7 +260,7 @@ step_docs() {
     python3 tests/build/test_docs.py && python3 tools/check_docs.py && python3 tools/docs.py --check
 }
 
-# The programs and commands of docs/tutorial.md, with what they print.
+# The programs and commands of docs/tutorial.md and docs/diffusion.md, with what they print.
 step_tutorial() {
     need python3 cc gcc
     unit gcc c99 O3 || return 1

@@ -90,7 +90,7 @@ COUNTS_LEFT_OUT = {
         xd_dmd_batch.first xd_dmd_batch.samples xd_dmd_desc.frequency xd_dmd_desc.seed xd_dmd_discriminator(micro_batch)
         xd_dmd_draw.columns xd_dmd_draw.first xd_dmd_draw.rows xd_dmd_fake_score(micro_batch) xd_dmd_trains(step)
         xd_dmd_desc.lead xd_dmd_record.seed xd_dmd_record.step xd_dmd_record.warm_up xd_dmd_regression.step_samples
-        xd_dmd_regression.substeps xd_dmd_rungs.steps xd_dmd_sizes.elements xd_dmd_sizes.first_element
+        xd_dmd_regression.substeps xd_dmd_rungs.hold xd_dmd_rungs.steps xd_dmd_sizes.elements xd_dmd_sizes.first_element
         xd_dmd_sizes.samples xd_dmd_sizes.step_samples xd_dmd_sizes.whole_elements xd_dmd_student(micro_batch)
         xd_dmd_fdistill.bins xd_dmd_state_desc.allow_missing
         xd_dmd_trainer.average_count xd_network.feature_count xd_network.heads xd_network_call.micro_batch

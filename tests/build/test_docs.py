@@ -9,6 +9,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import docs  # noqa: E402
+import tutorial  # noqa: E402
 from check_calls import check_calls  # noqa: E402
 from check_docs import CELL, check_cells, check_figures, check_fragments, check_index  # noqa: E402
 from check_names import check_names  # noqa: E402
@@ -175,6 +176,25 @@ class Calls(unittest.TestCase):
         self.assertEqual(self.complaints("one\n\n```c\nxd_one(a, b);\n```\n"), ["README.md:3: xd_one takes 3 arguments, not 2: a, b"])
         self.assertEqual(self.complaints("see `xd_none(a)`"), ["README.md:1: xd_none takes 0 arguments, not 1: a"])
         self.assertEqual(self.complaints("    xd_one(a, ...)\n"), [])
+
+
+class Quotes(unittest.TestCase):
+    def test_parts_of_examples_are_whole_lines_of_them(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "examples").mkdir()
+            (root / "examples/a.c").write_text("one;\ntwo;\nthree;\n")
+            for text, complaint in (("two;\nthree;\n", None), ("two;\n", None), ("wo;\n", "4: this is no part of examples/a.c"),
+                                    ("two;\none;\n", "4: this is no part of examples/a.c")):
+                page = "text\n\n\n```c examples/a.c\n%s```\n" % text
+                self.assertEqual(tutorial.misquoted(page, root), complaint)
+                tutorial.write_files(page, root / "none")  # writes nothing
+
+    def test_commands_take_an_object(self):
+        for command, made in (("cc -O2 -c xdistill.c\n", "cp 'x.o' xdistill.o\n"),
+                              ("cc -O2 a.c -o a -lm\n", "cc -O2 a.c -DXDISTILL_IMPLEMENTED 'x.o' -o a -lm\n"),
+                              ("cc -O2 a.c xdistill.o -o a -lm\n", "cc -O2 a.c xdistill.o -o a -lm\n")):
+            self.assertEqual(tutorial.with_object(command, "x.o"), made)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,19 @@ verdict $? 'a run was killed after its first checkpoint' "$work/killed.log"
 start killed --mesh hsdp=2x1 --resume && same killed
 verdict $? 'it goes on with whole pictures, under another wrapper, with the bytes of one rank' "$work/killed.log"
 
+long="--warm-up 12 --steps 1 --one-steps 1"
+start warm --mesh dp=1 $long
+verdict $? 'a run with a longer warm-up' "$work/warm.log"
+"$work/images" $short $long --out "$work/early" --mesh dp=2 >"$work/early.log" 2>&1 &
+run=$!
+appears "$work/early/steps-4/warm-up-checkpoints/latest"
+end $run
+[ ! -s "$work/early/steps-4/warm-up/model.safetensors" ]
+verdict $? 'a run was killed within its warm-up' "$work/early.log"
+start early --mesh fsdp=2 --resume $long && grep -q 'steps-4: goes on after step [0-9]* of warm-up' "$work/early.log" &&
+! grep -q 'goes on' "$work/warm.log" && same early warm
+verdict $? 'it goes on within its warm-up, under another wrapper, with the bytes of one rank' "$work/early.log"
+
 # judged FOLDER: its newest checkpoint holds a discriminator
 judged() {
     [ -s "$1/checkpoints/$(cat "$1/checkpoints/latest")/extra-discriminator.safetensors" ]

@@ -21,8 +21,9 @@ typedef struct xdi_scratch_block {
 struct xd_ctx {
     xd_ctx_desc settings; /* every default filled in */
     xd_error error;
-    const char *caller_file; /* set by XD_AT until the next call that fails */
+    const char *caller_file; /* of XD_AT: for the call in progress, or the next one */
     int caller_line;
+    const char *call; /* the public function that the caller is in; NULL -> none */
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
     xdi_call_room room;
     xdi_pool *pool;        /* NULL: one thread */
@@ -212,9 +213,34 @@ XD_PRIVATE void xdi_clear_error(xd_ctx *ctx) {
     ctx->error.rank = ctx->settings.rank;
 }
 
+XD_PRIVATE xd_ctx *xdi_call_begin(xd_ctx *ctx, const char *function) {
+    if (!ctx || ctx->call || strncmp(function, "xd_", 3) != 0) return NULL;
+    ctx->call = function;
+    return ctx;
+}
+
+XD_PRIVATE void xdi_call_end(xd_ctx **outermost) {
+    if (!*outermost) return;
+    (*outermost)->call = NULL;
+    (*outermost)->caller_file = NULL;
+}
+
+/* An error between ranks names the public function that this rank is in: the text alone often names a step of it. */
+static void xdi_ctx_name_call(xd_ctx *ctx) {
+    xd_error *error = &ctx->error;
+    char suffix[96];
+    if (!ctx->call || (error->result != XD_ERROR_TIMEOUT && error->result != XD_ERROR_PEER &&
+                       error->result != XD_ERROR_MISMATCH))
+        return;
+    const size_t bytes = (size_t)snprintf(suffix, sizeof suffix, " (in %s)", ctx->call);
+    const size_t used = strlen(error->message), room = sizeof error->message - 1 - bytes;
+    if (bytes < sizeof suffix && !strstr(error->message, suffix))
+        memcpy(error->message + (used < room ? used : room), suffix, bytes + 1);
+}
+
 XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error) {
     ctx->error = *error;
-    ctx->caller_file = NULL;
+    xdi_ctx_name_call(ctx);
     return error->result;
 }
 
@@ -452,8 +478,8 @@ static void xdi_ctx_record(xd_ctx *ctx, xd_result result, int culprit, const cha
         const size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used, " (caller %s:%d)", ctx->caller_file,
                  ctx->caller_line);
-        ctx->caller_file = NULL;
     }
+    xdi_ctx_name_call(ctx);
     xd_log(ctx, XD_LOG_ERROR, "%s:%d: [xd][rank %d] %s: %s: %s", file, line, error->rank, function,
            xd_result_name(result), error->message);
 }

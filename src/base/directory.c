@@ -197,6 +197,7 @@ static xd_result xdi_directory_switch(xd_publish_directory *d, const char **olde
 }
 
 XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
+    XDI_CALL(d ? d->ctx : NULL);
     const char *older = NULL;
     xd_result result = XDI_CHECK_GIVEN(d ? d->ctx : NULL, d);
     if (result != XD_OK) {

@@ -338,6 +338,10 @@ XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *na
 /* root/step-N in new memory; NULL when there is no room. */
 XD_PRIVATE char *xdi_checkpoint_path(xd_ctx *ctx, const char *root, int64_t step);
 
+/* find.c: "; there are steps 300, 200, 100", the newest with a manifest, or that there is none; "" where files cannot be
+ * listed. Errors: IO, MEMORY. */
+XD_PRIVATE xd_result xdi_checkpoint_list_steps(xd_ctx *ctx, const char *root, char *text, size_t size);
+
 /* Whether a name is exactly that of a step; `suffix` is what must follow it. */
 XD_PRIVATE bool xdi_checkpoint_is_step(const char *name, const char *suffix, int64_t *step);
 

@@ -242,7 +242,7 @@ static xd_result xdi_comm_exchange_out_of_plan(xd_comm *comm, const xd_collectiv
 }
 
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     return xdi_plan_is_open(comm->ctx) ? xdi_comm_exchange_out_of_plan(comm, records, count, __func__)
                                        : xdi_comm_exchange_records(comm, records, count, false);
 }
@@ -295,6 +295,7 @@ XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *
 }
 
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
+    XDI_CALL(comm ? comm->ctx : NULL);
     XD_TRY(xdi_comm_given(comm, XDI_CHECK_GIVEN_AS(comm ? comm->ctx : NULL, true, comm, collective)));
     return xdi_comm_collective_as(comm, collective, XD_OK);
 }
@@ -312,13 +313,13 @@ static xd_collective xdi_comm_record(xd_collective_kind kind, const void *send, 
 }
 
 XD_API xd_result xd_barrier(xd_comm *comm) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_BARRIER, NULL, NULL, XD_DTYPE_NONE);
     return xd_collective_run(comm, &c);
 }
 
 XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_BROADCAST, data, data, dtype);
     c.count = count;
     c.root = root;
@@ -327,7 +328,7 @@ XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype
 
 XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
                                xd_reduce_op op) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_REDUCE, send, recv, dtype);
     c.count = count;
     c.op = op;
@@ -336,7 +337,7 @@ XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int6
 
 XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                    xd_dtype dtype, xd_reduce_op op) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_REDUCE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.op = op;
@@ -345,7 +346,7 @@ XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, 
 
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     return xd_collective_run(comm, &c);
@@ -359,7 +360,7 @@ XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, 
 
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_TO_ALL, send, recv, dtype);
     c.send_counts = send_counts;
     c.recv_counts = recv_counts;
@@ -368,7 +369,7 @@ XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *s
 
 XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
                            int root) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     c.root = root;
@@ -377,7 +378,7 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
 
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.root = root;
@@ -385,7 +386,7 @@ XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const i
 }
 
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SEND, data, NULL, dtype);
     c.count = count;
     c.root = to;
@@ -393,7 +394,7 @@ XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtyp
 }
 
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_RECV, NULL, data, dtype);
     c.count = count;
     c.root = from;
@@ -419,7 +420,7 @@ XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine) {
 }
 
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     return xdi_comm_agree_count(comm, mine, 0);
 }
 

@@ -77,7 +77,7 @@ static xd_result xdi_agree_same_report(xd_comm *comm, uint64_t hash, const char 
 }
 
 XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     int64_t mine[2], most[2];
     memcpy(&mine[0], &hash, sizeof hash);
     mine[1] = ~mine[0]; /* its maximum tells the minimum of the hashes */

@@ -458,6 +458,7 @@ static void xdi_weights_undo(xd_weights_writer *w) {
 }
 
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
+    XDI_CALL(w ? w->ctx : NULL);
     const xd_result given = XDI_CHECK_GIVEN(w ? w->ctx : NULL, w);
     if (given != XD_OK) {
         xd_weights_writer_abort(w);

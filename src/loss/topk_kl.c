@@ -36,6 +36,7 @@ static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
 static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
     const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
     xdi_reduction in = xdi_reduction_of(&d->common, d->student.rows);
+    if (d->vocab) in.vocabulary = xd_vocab_describe(d->vocab).size;
     in.soft_weight = squared ? d->temperature * d->temperature : 1.0;
     return in;
 }

@@ -376,7 +376,7 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
 XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const xd_teacher_cache_open_desc *desc,
                                        xd_teacher_cache **out) {
     XDI_GIVEN(ctx, ctx, desc, out);
-    if (!desc->path) XDI_GIVEN(ctx, desc->data);
+    if (!desc->path) XD_TRY(XDI_CHECK_GIVEN(ctx, desc->data));
     const char *name = desc->path ? desc->path : "teacher cache";
     xd_teacher_cache *c = xdi_cache_new(ctx, name);
     XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", name);

@@ -401,6 +401,7 @@ static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
 }
 
 XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *w) {
+    XDI_CALL(w ? w->ctx : NULL);
     const xd_result given = XDI_CHECK_GIVEN(w ? w->ctx : NULL, w);
     if (!w) return given;
     const xd_result result = xdi_vocab_agree(w->tp, NULL, given == XD_OK ? xdi_cache_end(w) : given);

@@ -243,7 +243,7 @@ static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
     xd_status found = x->found, *status = x->d.common.status;
     found.label_out_of_range = (int64_t)x->host.sums[XDI_XTOKEN_LABEL];
     found.not_finite = (int64_t)x->host.sums[XDI_XTOKEN_NOT_FINITE];
-    if (!status) return xd_status_check(x->ctx, &found);
+    if (!status) return xdi_status_check(x->ctx, &found, x->vocab.size);
     if (status->label_out_of_range == 0 && status->not_finite == 0) {
         status->first_row = found.first_row;
         status->first_value = found.first_value;

@@ -58,8 +58,7 @@ static xd_result slip_rank(xd_comm *world, void *argument) {
     if (s->slip != SLIP_DIFFERS && s->slip != SLIP_FAILS) return XD_OK;
     CHECK_EQ_INT(xd_agree(world, XD_OK), XD_OK); /* the name is that of one call */
     int value = xd_comm_rank(world);
-    CHECK_EQ_INT(xd_broadcast(world, &value, odd ? 1 : 2, XD_DTYPE_I32, 0),
-                 XD_ERROR_MISMATCH);
+    CHECK_EQ_INT(xd_broadcast(world, &value, odd ? 1 : 2, XD_DTYPE_I32, 0), XD_ERROR_MISMATCH);
     CHECK(says(world, "(in xd_broadcast)"));
     return XD_OK;
 }
@@ -195,14 +194,85 @@ XD_TEST(a_tensor_of_another_shape_is_named_with_both) {
     CHECK_EQ_INT(xd_checkpoint_load(s.world, &s.load, NULL, NULL), XD_ERROR_SHAPE);
     CHECK(has(s.ctx, "\"w\" is [3, 4] there and [4, 3] here"));
     const int64_t shape[] = { 12 };
-    const xd_state_tensor tensor = { .group = "model", .name = "w", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = shape, .data = s.values };
-    const xd_state_scatter_desc scatter = { .networks = &s.network, .network_count = 1, .tensors = &tensor, .tensor_count = 1 };
+    const xd_state_tensor tensor = {
+        .group = "model", .name = "w", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = shape, .data = s.values
+    };
+    const xd_state_scatter_desc scatter = {
+        .networks = &s.network, .network_count = 1, .tensors = &tensor, .tensor_count = 1
+    };
     xd_state_report report;
     s.network.optimizer = NULL;
     CHECK_EQ_INT(xd_state_scatter(s.world, &scatter, &report), XD_ERROR_SHAPE);
     CHECK(has(s.ctx, "\"w\" is [12] there and [4, 3] here"));
     close_saved(&s);
     remove_all(root);
+}
+
+XD_TEST(a_load_that_replaces_a_learning_rate_reports_it_and_a_flag_keeps_it) {
+    const char *root = new_root();
+    saved_scene s;
+    xd_checkpoint_report report;
+    open_saved(&s, root, 0.5);
+    CHECK_EQ_INT(xd_checkpoint_save(s.world, &s.save), XD_OK);
+    CHECK_EQ_INT(xd_checkpoint_load(s.world, &s.load, &report, NULL), XD_OK);
+    CHECK(report.rates == 0 && report.own_rate == 0.0 && report.saved_rate == 0.0);
+    close_saved(&s);
+    open_saved(&s, root, 0.25);
+    s.load.keep_learning_rate = true;
+    CHECK_EQ_INT(xd_checkpoint_load(s.world, &s.load, &report, NULL), XD_OK);
+    CHECK_EQ_INT(report.rates, 0);
+    CHECK_NEAR(xd_optimizer_settings(s.optimizer)->learning_rate, 0.25, 0.0);
+    s.load.keep_learning_rate = false;
+    CHECK_EQ_INT(xd_checkpoint_load(s.world, &s.load, &report, NULL), XD_OK);
+    CHECK_EQ_INT(report.rates, 1);
+    CHECK_NEAR(report.own_rate, 0.25, 0.0);
+    CHECK_NEAR(report.saved_rate, 0.5, 0.0);
+    CHECK_NEAR(xd_optimizer_settings(s.optimizer)->learning_rate, 0.5, 0.0);
+    close_saved(&s);
+    remove_all(root);
+}
+
+/* ---- sums to report ---- */
+
+enum { SUM_RANKS = 3, SUM_VALUES = 700 /* several pieces */ };
+
+/* Not associative: another order has other bits. */
+static double sum_value(int rank, int i) {
+    static const double large[SUM_RANKS] = { 1e16, 1.0, -1e16 };
+    return large[(rank + i) % SUM_RANKS] + i * 0.1;
+}
+
+static xd_result sum_rank(xd_comm *world, void *argument) {
+    (void)argument;
+    const int rank = xd_comm_rank(world);
+    double values[SUM_VALUES];
+    float even[2 * SUM_RANKS], own[2] = { (float)rank, (float)rank + 0.5f };
+    for (int i = 0; i < SUM_VALUES; i++) values[i] = sum_value(rank, i);
+    CHECK_EQ_INT(xd_sum_values(world, values, SUM_VALUES), XD_OK);
+    for (int i = 0; i < SUM_VALUES; i++) {
+        double sum = sum_value(0, i);
+        for (int r = 1; r < SUM_RANKS; r++) sum += sum_value(r, i);
+        CHECK(memcmp(&sum, &values[i], sizeof sum) == 0);
+    }
+    CHECK_EQ_INT(xd_all_gather_even(world, own, even, 2, XD_DTYPE_F32), XD_OK);
+    for (int i = 0; i < 2 * SUM_RANKS; i++) CHECK(even[i] == (float)(i / 2) + 0.5f * (float)(i % 2));
+    CHECK_EQ_INT(xd_sum_values(world, values, rank == 1 ? 2 : 1), XD_ERROR_MISMATCH);
+    CHECK(says(world, "rank 1 passed count 2, rank 0 passed count 1 (in xd_sum_values)"));
+    CHECK_EQ_INT(xd_sum_values(world, rank == 1 ? NULL : values, 1),
+                 rank == 1 ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
+    CHECK(says(world, "values is NULL"));
+    CHECK_EQ_INT(xd_sum_values(world, values, rank == 1 ? -1 : 1),
+                 rank == 1 ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
+    CHECK_EQ_INT(xd_all_gather_even(world, own, even, rank == 1 ? 1 : 2, XD_DTYPE_F32), XD_ERROR_MISMATCH);
+    CHECK_EQ_INT(xd_sum_values(world, values, 0), XD_OK);
+    return XD_OK;
+}
+
+XD_TEST(values_to_report_are_added_in_rank_order_in_every_mode) {
+    for (int mode = 0; mode <= XD_REDUCTION_INVARIANT; mode++) {
+        const xd_ctx_desc desc = { .reduction = (xd_reduction)mode };
+        CHECK_EQ_INT(xd_run_threads(SUM_RANKS, &desc, sum_rank, NULL, NULL), XD_OK);
+    }
 }
 
 XD_TEST_MAIN()

@@ -166,8 +166,8 @@ XD_PRIVATE xd_result xdi_checkpoint_list_steps(xd_ctx *ctx, const char *root, ch
         if (found++ == SHOWN)
             used += (size_t)snprintf(text + used, size - used, " and more");
         else
-            used += (size_t)snprintf(text + used, size - used, "%s %lld", found > 1 ? "," : "; there are steps",
-                                     (long long)steps[i]);
+            used += (size_t)snprintf(text + used, size - used, "%s %lld",
+                                     found > 1 ? "," : "; there are steps", (long long)steps[i]);
     }
     if (found == 0) snprintf(text, size, "; there is no other step");
     xd_release(ctx, steps);

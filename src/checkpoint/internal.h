@@ -285,7 +285,8 @@ XD_PRIVATE xd_result xdi_state_check(xd_ctx *ctx, const char *state);
 
 /* What state.json says, applied: the settings must fit, before anything is loaded; and then the counters. */
 XD_PRIVATE xd_result xdi_state_fits(xd_ctx *ctx, const xd_json *root, const xd_checkpoint_load_desc *desc);
-XD_PRIVATE void xdi_state_apply(const xd_json *root, const xd_checkpoint_load_desc *desc);
+XD_PRIVATE void xdi_state_apply(xd_ctx *ctx, const xd_json *root, const xd_checkpoint_load_desc *desc,
+                                xd_checkpoint_report *report);
 
 /* The caller's state in new memory; *state NULL when there is none. */
 XD_PRIVATE xd_result xdi_state_take(xd_ctx *ctx, const xd_json *root, const char *text, size_t bytes,

@@ -58,6 +58,7 @@ static xd_result xdi_load_agree_settings(const xdi_load *l) {
     xdi_fact_integer(&facts, "check", (int64_t)l->desc.check);
     xdi_fact_integer(&facts, "lenient", l->desc.lenient);
     xdi_fact_integer(&facts, "convert", l->desc.convert);
+    xdi_fact_integer(&facts, "keep_learning_rate", l->desc.keep_learning_rate);
     return xdi_agree_facts(l->comm, &facts, "settings of a load");
 }
 
@@ -475,7 +476,7 @@ static xd_result xdi_load_run(xdi_load *l, char **state) {
     XD_TRY(xdi_rounds(l->comm, xdi_load_touched_bytes(l), xdi_load_compare, l));
     XD_TRY(xdi_rounds(l->comm, xdi_load_bytes(l), xdi_load_read, l));
     XD_TRY(xd_agree(l->comm, xdi_content_put_steps(&l->content)));
-    xdi_state_apply(l->state, &l->desc);
+    xdi_state_apply(l->ctx, l->state, &l->desc, &l->report);
     return XD_OK;
 }
 

@@ -9,6 +9,7 @@
 #include "io/internal.h"
 #include "kernel/copy.h"
 #include "kernel/internal.h"
+#include "tensor/internal.h"
 #include "tensor/interval_internal.h"
 
 #include <stdio.h>
@@ -201,12 +202,11 @@ static xd_result xdi_import_refuse_shape(const xdi_import *l) {
         const int64_t index = xd_weights_find(l->reader, t.name);
         if (t.index >= 0 || index < 0) continue;
         const xd_weights_tensor *info = xd_weights_at(l->reader, index);
-        return XD_FAIL(
-            l->m.ctx, XD_ERROR_SHAPE,
-            "%lld tensors have another shape in %s; \"%.80s\" is %s there and %s by the map: %s",
-            (long long)l->report.wrong_shape, l->m.directory, t.name,
-            xdi_shape_print(info->ndim, info->shape, theirs), xdi_shape_print(t.ndim, t.shape, ours),
-            l->report.names);
+        return XD_FAIL(l->m.ctx, XD_ERROR_SHAPE,
+                       "%lld tensors have another shape in %s; \"%.80s\" is %s there and %s by the map: %s",
+                       (long long)l->report.wrong_shape, l->m.directory, t.name,
+                       xdi_shape_print(info->ndim, info->shape, theirs),
+                       xdi_shape_print(t.ndim, t.shape, ours), l->report.names);
     }
     return XD_OK;
 }

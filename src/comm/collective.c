@@ -358,6 +358,12 @@ XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, 
     return xd_all_gather(comm, send, recv, comm->counts, dtype);
 }
 
+XD_API xd_result xd_all_gather_even(xd_comm *comm, const void *send, void *recv, int64_t count,
+                                    xd_dtype dtype) {
+    XDI_GIVEN_GROUP(comm);
+    return xdi_comm_all_gather_equal(comm, send, recv, count, dtype);
+}
+
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype) {
     XDI_GIVEN_GROUP(comm);
@@ -417,6 +423,33 @@ XD_PRIVATE xd_result xdi_comm_agree_or_record(xd_comm *comm, xd_result mine, int
 
 XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine) {
     return mine == XD_OK || !comm ? mine : xd_agree(comm, mine);
+}
+
+/* Adds up `count` values of every rank, all[ranks][count]. */
+static void xdi_comm_add_values(const double *all, int ranks, double *values, int64_t count) {
+    memcpy(values, all, (size_t)count * sizeof *values);
+    for (int r = 1; r < ranks; r++)
+        for (int64_t i = 0; i < count; i++) values[i] += all[r * count + i];
+}
+
+/* As many values at a time as there is room for without an allocation: none can fail on one rank alone. */
+XD_API xd_result xd_sum_values(xd_comm *comm, double *values, int64_t count) {
+    enum { ROOM = 512 };
+    double room[ROOM], *all = room;
+    XDI_GIVEN_COMM(comm, values);
+    const int ranks = comm->transport->size;
+    const int64_t most = ranks <= ROOM ? ROOM / ranks : 1;
+    if (ranks > ROOM) all = (double *)(void *)comm->values;
+    xd_result mine = XD_OK;
+    if (count < 0)
+        mine = XD_FAIL(comm->ctx, XD_ERROR_ARGUMENT, "a sum of %" PRId64 " values of each rank", count);
+    XD_TRY(xdi_comm_agree_count(comm, mine, count));
+    for (int64_t at = 0; at < count; at += most) {
+        const int64_t n = count - at < most ? count - at : most;
+        XD_TRY(xdi_comm_all_gather_equal(comm, values + at, all, n, XD_DTYPE_F64));
+        xdi_comm_add_values(all, ranks, values + at, n);
+    }
+    return XD_OK;
 }
 
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {

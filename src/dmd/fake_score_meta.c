@@ -127,11 +127,12 @@ static xd_result xdi_fake_judge(xdi_fake *f, xdi_fake_tensor *t) {
         f->report.missing += !wrong && !found;
         if (wrong || !found) xdi_fake_note(f, w->name);
         if (wrong && !found && f->desc->lenient)
-            return XD_FAIL(f->ctx, XD_ERROR_SHAPE,
-                           "\"%.80s\" has another shape in the source, and `fresh` does not name it: %s there "
-                           "and %s here",
-                           w->name, xdi_shape_print(key->ndim, key->shape, theirs),
-                           xdi_shape_print(w->desc.ndim, w->desc.shape, ours));
+            return XD_FAIL(
+                f->ctx, XD_ERROR_SHAPE,
+                "\"%.80s\" has another shape in the source, and `fresh` does not name it: %s there "
+                "and %s here",
+                w->name, xdi_shape_print(key->ndim, key->shape, theirs),
+                xdi_shape_print(w->desc.ndim, w->desc.shape, ours));
         return XD_OK;
     }
     const bool same = key->dtype == w->desc.dtype;
@@ -164,10 +165,11 @@ static xd_result xdi_fake_refuse_shape(xdi_fake *f) {
         if (key && !xdi_fake_fits_shape(key, &t->weight->desc)) break;
     }
     const xd_weight_desc *d = &t->weight->desc;
-    return XD_FAIL(f->ctx, XD_ERROR_SHAPE,
-                   "%lld of %lld tensors have another shape in the source: %s; the first is %s there and %s here",
-                   (long long)f->report.wrong_shape, (long long)f->tensor_count, f->report.names,
-                   xdi_shape_print(key->ndim, key->shape, theirs), xdi_shape_print(d->ndim, d->shape, ours));
+    return XD_FAIL(
+        f->ctx, XD_ERROR_SHAPE,
+        "%lld of %lld tensors have another shape in the source: %s; the first is %s there and %s here",
+        (long long)f->report.wrong_shape, (long long)f->tensor_count, f->report.names,
+        xdi_shape_print(key->ndim, key->shape, theirs), xdi_shape_print(d->ndim, d->shape, ours));
 }
 
 /* Everything here follows from what all ranks have, so all return the same. */

@@ -220,6 +220,7 @@
 
 /* ---- implementation ---- */
 #include "base/section.h"
+#include "base/live.h"
 #include "base/internal.h"
 #include "base/publish_internal.h"
 #include "base/dtype.c"
@@ -230,6 +231,7 @@
 #include "base/file.c"
 #include "base/fork.c"
 #include "base/parallel.c"
+#include "base/live.c"
 #include "base/context.c"
 #include "base/half.c"
 #include "base/sort.c"

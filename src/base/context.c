@@ -144,6 +144,7 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
     xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx + room);
     if (!ctx) return XD_ERROR_MEMORY;
     memset(ctx, 0, sizeof *ctx + room);
+    XDI_BORN(xd_ctx, ctx, ctx);
     ctx->settings = d;
     ctx->error.culprit = -1;
     if (xd_cpu_best() == XD_CPU_PLAIN)
@@ -188,7 +189,8 @@ XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx) {
 }
 
 XD_API void xd_ctx_destroy(xd_ctx *ctx) {
-    if (!ctx) return;
+    if (!ctx || XDI_IS_GONE(xd_ctx, ctx)) return;
+    XDI_DEAD(ctx);
     const xd_allocator allocator = ctx->settings.allocator;
     xdi_pool_destroy(ctx->pool, &allocator);
     for (int i = 0; i < XDI_SCRATCH_BLOCKS; i++) xd_release(ctx, ctx->scratch[i].memory);
@@ -214,6 +216,9 @@ XD_PRIVATE void xdi_clear_error(xd_ctx *ctx) {
 }
 
 XD_PRIVATE xd_ctx *xdi_call_begin(xd_ctx *ctx, const char *function) {
+#if defined(XDISTILL_DEBUG)
+    if (!ctx || !xdi_live_context(ctx, true)) return NULL;
+#endif
     if (!ctx || ctx->call || strncmp(function, "xd_", 3) != 0) return NULL;
     ctx->call = function;
     return ctx;
@@ -296,6 +301,7 @@ XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes) {
 }
 
 XD_API void xd_release(xd_ctx *ctx, void *memory) {
+    if (memory) XDI_DEAD(memory);
     if (memory) ctx->settings.allocator.release(ctx->settings.allocator.user, memory);
 }
 
@@ -506,6 +512,9 @@ XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, bool in_plan, const char *file, int 
                                const char *names, int count, ...) {
     va_list pointers;
     int given = 0;
+#if defined(XDISTILL_DEBUG)
+    XD_TRY(xdi_live_check(ctx, "xd_ctx", "the context", file, line, function));
+#endif
     va_start(pointers, count);
     while (given < count && va_arg(pointers, const void *)) given++;
     va_end(pointers);
@@ -513,6 +522,9 @@ XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, bool in_plan, const char *file, int 
         return in_plan || !xdi_plan_is_open(ctx) ? XD_OK : xdi_plan_refuse(ctx, file, line, function);
     for (; given > 0; given--) names += strcspn(names, ",") + 1;
     names += strspn(names, " ");
+#if defined(XDISTILL_DEBUG)
+    if (!ctx) ctx = xdi_live_current(); /* of a NULL object: the message goes where this thread looks */
+#endif
     (void)xd_fail(ctx, XD_ERROR_ARGUMENT, file, line, function, "%.*s is NULL", (int)strcspn(names, ","),
                   names);
     return XD_ERROR_ARGUMENT;

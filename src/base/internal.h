@@ -3,6 +3,7 @@
 
 #include "base/dtype.h"
 #include "base/extend.h"
+#include "base/live.h"
 #include "base/plan.h"
 #include "base/section.h"
 

@@ -295,6 +295,7 @@ XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *
 }
 
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
+    XDI_LIVE(xd_comm, comm);
     XDI_CALL(comm ? comm->ctx : NULL);
     XD_TRY(xdi_comm_given(comm, XDI_CHECK_GIVEN_AS(comm ? comm->ctx : NULL, true, comm, collective)));
     return xdi_comm_collective_as(comm, collective, XD_OK);
@@ -525,7 +526,7 @@ XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm) {
 
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out) {
     const size_t n = (size_t)transport->size;
-    xd_comm *comm = (xd_comm *)xd_allocate(ctx, sizeof *comm);
+    xd_comm *comm = XDI_OBJECT(xd_comm, ctx, sizeof *comm);
     if (!comm) transport->ops->destroy(transport);
     XD_REQUIRE(ctx, comm, XD_ERROR_MEMORY, "no room for a group handle");
     comm->ctx = ctx;
@@ -557,7 +558,7 @@ XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm) {
 }
 
 XD_API void xd_comm_destroy(xd_comm *comm) {
-    if (!comm) return;
+    if (!comm || XDI_IS_GONE(xd_comm, comm)) return;
     xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
     if (!xdi_comm_is_forked(comm)) comm->transport->ops->destroy(comm->transport);
     xd_release(comm->ctx, comm->one_each);
@@ -666,6 +667,7 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
 }
 
 XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out) {
+    XDI_LIVE(xd_comm, broken);
     XDI_GIVEN_OF(broken, out);
     xd_ctx *ctx = broken->ctx;
     xd_transport *old = broken->transport, *transport = NULL;

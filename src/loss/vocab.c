@@ -44,7 +44,7 @@ static size_t xdi_vocab_words(int ranks) {
 }
 
 static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
-    xd_vocab *vocab = (xd_vocab *)xd_allocate(ctx, sizeof *vocab);
+    xd_vocab *vocab = XDI_OBJECT(xd_vocab, ctx, sizeof *vocab);
     if (!vocab) return NULL;
     vocab->ctx = ctx;
     vocab->tp = tp && xd_comm_size(tp) > 1 ? tp : NULL;
@@ -112,7 +112,7 @@ XD_API xd_result xd_vocab_create(xd_ctx *ctx, const xd_vocab_desc *desc, xd_voca
 }
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
-    if (!vocab) return;
+    if (!vocab || XDI_IS_GONE(xd_vocab, vocab)) return;
     vocab->memory->release(vocab->ctx, vocab->device_offsets);
     xd_release(vocab->ctx, vocab->offsets);
     xd_release(vocab->ctx, vocab);

@@ -94,6 +94,7 @@ static xd_result xdi_block_explain(const xd_block *block, xd_pass pass, bool end
 }
 
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
+    XDI_LIVE(xd_block, block);
     XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     xd_block_view shown;
@@ -118,6 +119,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
 }
 
 XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch) {
+    XDI_LIVE(xd_block, block);
     XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     xd_pass pass;
@@ -134,6 +136,7 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch) {
 }
 
 XD_API xd_result xd_block_end(xd_block *block) {
+    XDI_LIVE(xd_block, block);
     XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     XD_REQUIRE(block->model->ctx, block->open > 0, XD_ERROR_STATE, "block \"%.80s\" is not open",

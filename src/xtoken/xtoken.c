@@ -318,6 +318,7 @@ static xd_result xdi_xtoken_add_to_plan(xd_ctx *ctx, const xd_xtoken_desc *desc,
 
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
     XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
+    XDI_LIVE(xd_vocab, desc->vocab);
     if (xdi_plan_is_open(ctx)) return xdi_xtoken_add_to_plan(ctx, desc, out);
     xdi_xtoken x;
     memset(&x, 0, sizeof x);

@@ -22,7 +22,7 @@
        xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
        xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
 
-   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT and XDISTILL_PORTABLE; other settings are run-time fields of desc structs.
+   OPTIONS   XDISTILL_STATIC, XDISTILL_DEBUG, XDISTILL_PORTABLE, XD_API, XD_ASSERT; other settings are run-time fields of desc structs.
              XDISTILL_NO_ACROSS leaves out tokenizers, teachers and losses across tokenizers. XDISTILL_NO_MODELS leaves
              out models, wrappers, checkpoints and xd_dmd_step; XDISTILL_NO_DIFFUSION leaves out diffusion models. Their
              kernels go with them. A call of what was left out is an error that names the option.

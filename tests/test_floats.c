@@ -130,8 +130,8 @@ static xd_result changes_later(xd_comm *world, void *argument) {
     CHECK_EQ_INT(xd_barrier(world), XD_OK);
     if (odd) float_state_set(FLOAT_UP);
     CHECK_EQ_INT(xd_comm_split(world, 0, 0, &part), XD_ERROR_MISMATCH);
-    CHECK_EQ_STR(xd_last_error(ctx)->message,
-                 "split: rank 1 computes with rounding up, rank 0 computes with rounding to nearest (in xd_comm_split)");
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "split: rank 1 computes with rounding up, rank 0 computes with "
+                                              "rounding to nearest (in xd_comm_split)");
     CHECK_EQ_INT(xd_last_error(ctx)->culprit, ODD);
     CHECK_EQ_INT(xd_all_reduce(world, &one, &sum, 1, XD_DTYPE_F32, XD_SUM), XD_ERROR_MISMATCH);
     CHECK(part == NULL && sum == 0.0f);

@@ -353,7 +353,8 @@ static xd_result disagreeing_groups(xd_comm *world, void *argument) {
     (void)argument;
     CHECK(xd_mesh_create(world, &d, &mesh) == XD_OK);
     CHECK_EQ_INT(xd_mesh_group(mesh, me == 5 ? "dp,tp" : "dp,cp", &group), XD_ERROR_MISMATCH);
-    CHECK_EQ_STR(message, "mesh groups: rank 5 passed ranks of a group = 6, rank 0 passed 4 (in xd_mesh_group)");
+    CHECK_EQ_STR(message,
+                 "mesh groups: rank 5 passed ranks of a group = 6, rank 0 passed 4 (in xd_mesh_group)");
     CHECK_EQ_INT(xd_mesh_group(mesh, me == 7 ? "cp,tp" : "dp,tp", &group), XD_ERROR_MISMATCH);
     CHECK_EQ_STR(message, "mesh groups: rank 7 passed another list of ranks than rank 0 (in xd_mesh_group)");
     CHECK(xd_mesh_group(mesh, "dp,cp", &group) == XD_OK && xd_comm_size(group) == 4);

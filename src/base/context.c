@@ -217,7 +217,7 @@ XD_PRIVATE void xdi_clear_error(xd_ctx *ctx) {
 
 XD_PRIVATE xd_ctx *xdi_call_begin(xd_ctx *ctx, const char *function) {
 #if defined(XDISTILL_DEBUG)
-    if (!ctx || !xdi_live_context(ctx, true)) return NULL;
+    if (!ctx || !xdi_live_use(ctx)) return NULL;
 #endif
     if (!ctx || ctx->call || strncmp(function, "xd_", 3) != 0) return NULL;
     ctx->call = function;
@@ -250,7 +250,7 @@ XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error) {
 }
 
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line) {
-    XD_ASSERT(ctx);
+    if (!ctx) return NULL; /* the call says so */
     ctx->caller_file = file;
     ctx->caller_line = line;
     return ctx;
@@ -508,12 +508,37 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
     return result;
 }
 
+XD_PRIVATE void *xdi_object_allocate(xd_ctx *ctx, size_t bytes, const char *type) {
+    void *object = xd_allocate(ctx, bytes);
+#if defined(XDISTILL_DEBUG)
+    if (object) xdi_live_begin(ctx, object, type);
+#else
+    (void)type;
+#endif
+    return object;
+}
+
+#if defined(XDISTILL_DEBUG)
+/* The error goes to the context of this thread: the object's own may be gone, or another thread's. */
+XD_PRIVATE xd_result xdi_object_check(const void *object, const char *type, const char *name,
+                                      const char *file, int line, const char *function) {
+    const char *other = NULL;
+    const xdi_life life = object ? xdi_live_ask(object, type, &other) : XDI_LIFE_ALIVE;
+    if (life == XDI_LIFE_ALIVE) return XD_OK;
+    if (life == XDI_LIFE_DESTROYED)
+        return xd_fail(xdi_live_current(), XD_ERROR_STATE, file, line, function,
+                       "%s is an %s that was destroyed", name, type);
+    return xd_fail(xdi_live_current(), XD_ERROR_ARGUMENT, file, line, function, "%s is no %s, but %s%s", name,
+                   type, other ? "an " : "no object of the library", other ? other : "");
+}
+#endif
+
 XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, bool in_plan, const char *file, int line, const char *function,
                                const char *names, int count, ...) {
     va_list pointers;
     int given = 0;
 #if defined(XDISTILL_DEBUG)
-    XD_TRY(xdi_live_check(ctx, "xd_ctx", "the context", file, line, function));
+    XD_TRY(xdi_object_check(ctx, "xd_ctx", "the context", file, line, function));
 #endif
     va_start(pointers, count);
     while (given < count && va_arg(pointers, const void *)) given++;

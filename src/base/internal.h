@@ -76,6 +76,25 @@ XD_PRIVATE const struct xd_json *xdi_json_by_key(const struct xd_json *object, s
  * parts of a file compute the checksum of the whole with it. About 31 steps for any length. Pure. */
 XD_PRIVATE uint32_t xdi_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
 
+/* context.c: objects, which calls refuse by name with XDISTILL_DEBUG. NULL passes. Without it nothing is known of them.
+ *
+ *   XDI_OBJECT    zeroed memory of an object, as xd_allocate
+ *   XDI_LIVE      returns STATE for one that was destroyed, ARGUMENT for one of another type, or none
+ *   XDI_IS_GONE   the same for a destroy: true, and the error is recorded */
+XD_PRIVATE void *xdi_object_allocate(xd_ctx *ctx, size_t bytes, const char *type);
+#define XDI_OBJECT(type, ctx, bytes) ((type *)xdi_object_allocate((ctx), (bytes), #type))
+#if defined(XDISTILL_DEBUG)
+XD_PRIVATE xd_result xdi_object_check(const void *object, const char *type, const char *name,
+                                      const char *file, int line, const char *function);
+#    define XDI_CHECK_LIVE(type, object) \
+        xdi_object_check((object), #type, #object, __FILE__, __LINE__, __func__)
+#    define XDI_LIVE(type, object) XD_TRY(XDI_CHECK_LIVE(type, object))
+#    define XDI_IS_GONE(type, object) (XDI_CHECK_LIVE(type, object) != XD_OK)
+#else
+#    define XDI_LIVE(type, object) ((void)0)
+#    define XDI_IS_GONE(type, object) false
+#endif
+
 /* context.c: the call of a public function, from XDI_CALL to the end of its block: errors between ranks name it, and XD_AT is of
  * it. The outermost call counts, not those that the library makes within. The macros for arguments below begin with it. Without
  * GNU C no error names its call. */

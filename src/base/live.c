@@ -69,13 +69,6 @@ XD_PRIVATE void xdi_live_begin(xd_ctx *ctx, const void *object, const char *type
     pthread_mutex_unlock(&xdi_live.lock);
 }
 
-XD_PRIVATE void *xdi_live_allocate(xd_ctx *ctx, size_t bytes, const char *type) {
-    void *object = xd_allocate(ctx, bytes);
-    if (object) xdi_live_begin(ctx, object, type);
-    return object;
-}
-
-/* Also of memory that is no object, which is then unknown. */
 XD_PRIVATE void xdi_live_end(const void *object) {
     pthread_mutex_lock(&xdi_live.lock);
     xdi_live_entry *entry = xdi_live_find(object);
@@ -83,17 +76,16 @@ XD_PRIVATE void xdi_live_end(const void *object) {
     pthread_mutex_unlock(&xdi_live.lock);
 }
 
-XD_PRIVATE bool xdi_live_context(const xd_ctx *ctx, bool used) {
+XD_PRIVATE bool xdi_live_use(const xd_ctx *ctx) {
     pthread_mutex_lock(&xdi_live.lock);
     xdi_live_entry *entry = xdi_live_find(ctx);
     const bool known = entry && entry->state == XDI_LIVE_ALIVE && strcmp(entry->type, "xd_ctx") == 0;
-    const bool alive = known || xdi_live.is_full;
-    if (known && used) {
+    if (known) {
         entry->user = pthread_self();
         entry->used = ++xdi_live.clock;
     }
     pthread_mutex_unlock(&xdi_live.lock);
-    return alive;
+    return known || xdi_live.is_full;
 }
 
 XD_PRIVATE xd_ctx *xdi_live_current(void) {
@@ -110,22 +102,15 @@ XD_PRIVATE xd_ctx *xdi_live_current(void) {
     return ctx;
 }
 
-/* The error goes to the context of this thread: the object's own may be gone, or another thread's. */
-XD_PRIVATE xd_result xdi_live_check(const void *object, const char *type, const char *name, const char *file,
-                                    int line, const char *function) {
-    if (!object) return XD_OK;
+XD_PRIVATE xdi_life xdi_live_ask(const void *object, const char *type, const char **other) {
     pthread_mutex_lock(&xdi_live.lock);
     const xdi_live_entry *entry = xdi_live_find(object);
-    const bool is_known = entry && strcmp(entry->type, type) == 0, is_alive = entry && entry->state == XDI_LIVE_ALIVE;
-    const bool is_full = xdi_live.is_full;
-    const char *other = entry && is_alive ? entry->type : NULL;
+    const bool is_known = entry && strcmp(entry->type, type) == 0;
+    const bool is_alive = entry && entry->state == XDI_LIVE_ALIVE, is_full = xdi_live.is_full;
+    *other = is_alive ? entry->type : NULL;
     pthread_mutex_unlock(&xdi_live.lock);
-    if (is_full || (is_known && is_alive)) return XD_OK;
-    if (is_known)
-        return xd_fail(xdi_live_current(), XD_ERROR_STATE, file, line, function,
-                       "%s is an %s that was destroyed", name, type);
-    return xd_fail(xdi_live_current(), XD_ERROR_ARGUMENT, file, line, function, "%s is no %s, but %s%s", name,
-                   type, other ? "an " : "no object of the library", other ? other : "");
+    if (is_full || (is_known && is_alive)) return XDI_LIFE_ALIVE;
+    return is_known ? XDI_LIFE_DESTROYED : XDI_LIFE_UNKNOWN;
 }
 
 #endif

@@ -65,8 +65,7 @@ XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, x
         *out = NULL;
         return xdi_plan_add(ctx, xdi_inputs_bytes(model, desc));
     }
-    xd_inputs *inputs =
-        XDI_OBJECT(xd_inputs, ctx, sizeof *inputs + places * sizeof *inputs->micro_batches);
+    xd_inputs *inputs = XDI_OBJECT(xd_inputs, ctx, sizeof *inputs + places * sizeof *inputs->micro_batches);
     unsigned char *memory = inputs ? (unsigned char *)xd_ctx_kernels(ctx)->memory.allocate(ctx, data) : NULL;
     if (!memory) xd_release(ctx, inputs);
     XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %llu inputs of %llu bytes",

@@ -484,6 +484,7 @@ static void xdi_ctx_record(xd_ctx *ctx, xd_result result, int culprit, const cha
         const size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used, " (caller %s:%d)", ctx->caller_file,
                  ctx->caller_line);
+        if (!ctx->call) ctx->caller_file = NULL; /* nothing else ends with its call */
     }
     xdi_ctx_name_call(ctx);
     xd_log(ctx, XD_LOG_ERROR, "%s:%d: [xd][rank %d] %s: %s: %s", file, line, error->rank, function,

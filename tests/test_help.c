@@ -124,11 +124,11 @@ XD_TEST(a_position_of_the_caller_is_that_of_one_call) {
     xd_ctx *ctx = context();
     xd_vocab *vocab = NULL;
     const xd_vocab_desc good = { .size = 7 }, bad = { .size = -1 };
-    CHECK_EQ_INT(xd_vocab_create(XD_AT(ctx), &bad, &vocab), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_vocab_create(XD_AT(ctx), &bad, &vocab), XD_ERROR_SHAPE);
     CHECK(has(ctx, "test_help.c:"));
     CHECK_EQ_INT(xd_vocab_create(XD_AT(ctx), &good, &vocab), XD_OK); /* no error: the position goes */
     xd_vocab_destroy(vocab);
-    CHECK_EQ_INT(xd_vocab_create(ctx, &bad, &vocab), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_vocab_create(ctx, &bad, &vocab), XD_ERROR_SHAPE);
     CHECK(!strstr(xd_last_error(ctx)->message, "caller"));
     CHECK_EQ_INT(xd_vocab_create(XD_AT((xd_ctx *)NULL), &bad, &vocab), XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);

@@ -442,8 +442,9 @@ XD_API xd_result xd_sum_values(xd_comm *comm, double *values, int64_t count) {
     const int64_t most = ranks <= ROOM ? ROOM / ranks : 1;
     if (ranks > ROOM) all = (double *)(void *)comm->values;
     xd_result mine = XD_OK;
-    if (count < 0)
-        mine = XD_FAIL(comm->ctx, XD_ERROR_ARGUMENT, "a sum of %" PRId64 " values of each rank", count);
+    if (count < 0 || count > INT64_MAX / 64)
+        mine = XD_FAIL(comm->ctx, XD_ERROR_ARGUMENT,
+                       "a sum of %" PRId64 " values of each rank: negative or too large", count);
     XD_TRY(xdi_comm_agree_count(comm, mine, count));
     for (int64_t at = 0; at < count; at += most) {
         const int64_t n = count - at < most ? count - at : most;

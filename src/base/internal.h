@@ -103,8 +103,8 @@ XD_PRIVATE void xdi_call_end(xd_ctx **outermost);
 #define XDI_JOIN_AS(a, b) a##b
 #define XDI_JOIN(a, b) XDI_JOIN_AS(a, b)
 #if defined(__GNUC__)
-#    define XDI_CALL(ctx)                                                                 \
-        xd_ctx *XDI_JOIN(xdi_call_at_, __LINE__) __attribute__((cleanup(xdi_call_end))) = \
+#    define XDI_CALL(ctx)                                                                         \
+        xd_ctx *XDI_JOIN(xdi_call_at_, __LINE__) __attribute__((cleanup(xdi_call_end), unused)) = \
             xdi_call_begin((ctx), __func__)
 #else
 #    define XDI_CALL(ctx) ((void)0)

@@ -43,9 +43,10 @@ private = '-DXD_PRIVATE=extern __attribute__((visibility("hidden")))'
 
 # A test that uses private names includes their headers from src (XD_TEST_LAYERS), and is linked with an object whose private
 # functions are visible: the layers, or one of the generated header with XD_TEST_UNIT. test_exact_terms calls functions that are
-# static in their files, so it has the library for itself; make check says in `carrying` which do beside it.
+# static in their files, so it has the library for itself, and test_debug one of its own options; make check says in `carrying`
+# which do beside them.
 private_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
-whole_sources = tests/test_exact_terms.c $(carrying)
+whole_sources = tests/test_exact_terms.c tests/test_debug.c $(carrying)
 tests := $(test_sources:tests/%.c=$(test_dir)/%)
 whole_tests = $(whole_sources:tests/%.c=$(test_dir)/%)
 examples := $(patsubst examples/%,build/examples/%,$(basename $(sort $(wildcard examples/*.c examples/*.cpp))))

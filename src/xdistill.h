@@ -22,7 +22,7 @@
        xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
        xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
 
-   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT and XDISTILL_PORTABLE; other settings are run-time fields of desc structs.
+   OPTIONS   XDISTILL_STATIC, XDISTILL_DEBUG, XDISTILL_PORTABLE, XD_API, XD_ASSERT; other settings are run-time fields of desc structs.
              XDISTILL_NO_ACROSS leaves out tokenizers, teachers and losses across tokenizers. XDISTILL_NO_MODELS leaves
              out models, wrappers, checkpoints and xd_dmd_step; XDISTILL_NO_DIFFUSION leaves out diffusion models. Their
              kernels go with them. A call of what was left out is an error that names the option.
@@ -220,6 +220,7 @@
 
 /* ---- implementation ---- */
 #include "base/section.h"
+#include "base/live.h"
 #include "base/internal.h"
 #include "base/publish_internal.h"
 #include "base/dtype.c"
@@ -230,6 +231,7 @@
 #include "base/file.c"
 #include "base/fork.c"
 #include "base/parallel.c"
+#include "base/live.c"
 #include "base/context.c"
 #include "base/half.c"
 #include "base/sort.c"

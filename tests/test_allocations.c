@@ -376,11 +376,14 @@ static xd_result collectives(xd_comm *world, float *data, float *other) {
     const int ranks = xd_comm_size(world), rank = xd_comm_rank(world);
     const int64_t each = LONG / 16;
     int64_t counts[RANKS_MAX];
+    double sums[2] = { 1.0, 2.0 };
     for (int i = 0; i < RANKS_MAX; i++) counts[i] = each;
     XD_TRY(xd_broadcast(world, data, LONG, XD_DTYPE_F32, 0));
     XD_TRY(xd_all_reduce(world, data, data, LONG, XD_DTYPE_F32, XD_MAX));
     XD_TRY(xd_reduce_scatter(world, data, other, counts, XD_DTYPE_F32, XD_MAX));
     XD_TRY(xd_all_gather(world, data, other, counts, XD_DTYPE_F32));
+    XD_TRY(xd_all_gather_even(world, data, other, each, XD_DTYPE_F32));
+    XD_TRY(xd_sum_values(world, sums, 2));
     XD_TRY(xd_all_to_all(world, data, counts, other, counts, XD_DTYPE_F32));
     XD_TRY(xd_gather(world, data, other, counts, XD_DTYPE_F32, 0));
     XD_TRY(xd_scatter(world, data, other, counts, XD_DTYPE_F32, 0));
@@ -617,7 +620,7 @@ static const call calls[] = {
     { "xd_queue_create, xd_queue_start, xd_queue_wait, xd_queue_wait_all, xd_exchange", run_queue, false },
     { "xd_vocab_create", run_vocab, false },
     { "xd_barrier, xd_broadcast, xd_all_reduce, xd_reduce_scatter, xd_all_gather, "
-      "xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",
+      "xd_all_gather_even, xd_sum_values, xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",
       run_collectives, true },
     { "xd_gradient_norm_compute, xd_gradient_norm_check", run_norm, true },
     { "xd_vsd_loss, xd_denoise_loss, xd_gan_loss, xdi_fdistill_weights", run_samples, false },

@@ -139,10 +139,12 @@ static xd_result misuse_steps(xd_comm *world, void *argument) {
         CHECK_EQ_INT(xd_parallel_expert_micro_batch(r.parallel, k), numbers[k + 1]);
     xd_block *experts = r.layers[0].experts;
     CHECK(xd_block_begin(experts, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = 1 }, &view) == XD_ERROR_STATE &&
-          says(&r, "micro-batch 1 of block \"layers.0.experts\", whose next one is 0"));
+          says(&r, "micro-batch 1 of block \"layers.0.experts\", whose next one is 0: .micro_batch of an "
+                   "xd_pass counts"));
     CHECK(xd_block_begin(experts, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = 4 }, &view) ==
               XD_ERROR_ARGUMENT &&
-          says(&r, "micro-batch 4 of block \"layers.0.experts\": this rank has 4"));
+          says(&r, "micro-batch 4 of block \"layers.0.experts\": this rank has 4; .micro_batch of an xd_pass "
+                   "counts"));
     CHECK(xd_parallel_push_micro_batch(r.parallel) == XD_ERROR_UNSUPPORTED &&
           says(&r, "micro-batches of experts, 3 in a step"));
     for (int64_t k = 0; k < 2; k++) CHECK(xd_block_skip(experts, k) == XD_OK);

@@ -129,17 +129,17 @@ static xd_result message_rank(xd_comm *world, void *argument) {
     float a[16] = { 0 }, b[16] = { 0 };
     CHECK(xd_all_reduce(world, a, b, rank >= 2 ? 12 : 8, XD_DTYPE_F32, XD_SUM) == XD_ERROR_MISMATCH);
     CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message,
-                 "all_reduce: ranks 2,3 passed count 12, rank 0 passed count 8");
+                 "all_reduce: ranks 2,3 passed count 12, rank 0 passed count 8 (in xd_all_reduce)");
     const int64_t counts[RANKS] = { 1, 1, rank == 3 ? 2 : 1, 1 };
     CHECK(xd_all_gather(world, a, b, counts, XD_DTYPE_F32) == XD_ERROR_MISMATCH);
     CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message,
-                 "all_gather: rank 3 passed counts[2] = 2, rank 0 passed 1");
+                 "all_gather: rank 3 passed counts[2] = 2, rank 0 passed 1 (in xd_all_gather)");
     CHECK(xd_agree(world, rank == 1 ? xd_fail(xd_comm_ctx(world), XD_ERROR_IO, __FILE__, __LINE__, __func__,
                                               "disk on fire")
                                     : XD_OK) == (rank == 1 ? XD_ERROR_IO : XD_ERROR_PEER));
     if (rank != 1)
         CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message,
-                     "agree: rank 1 failed with ERROR_IO: disk on fire");
+                     "agree: rank 1 failed with ERROR_IO: disk on fire (in xd_agree)");
     return xd_barrier(world);
 }
 

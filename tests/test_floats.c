@@ -62,8 +62,9 @@ XD_TEST(threads_that_join_in_another_state_are_named_and_a_world_in_one_state_fo
     if (!float_state_set(FLOAT_DEFAULT)) SKIP("no floating-point states here");
     for (int kind = FLOAT_UP; kind < FLOAT_KINDS; kind++) {
         guest guests[RANKS];
-        char words[160];
-        snprintf(words, sizeof words, "rank 1 computes with %s, rank 0 with rounding to nearest",
+        char words[200];
+        snprintf(words, sizeof words,
+                 "rank 1 computes with %s, rank 0 with rounding to nearest (in xd_thread_world_join)",
                  float_words[kind]);
         guests_meet(guests, (float_kind)kind);
         for (int r = 0; r < RANKS; r++) {
@@ -129,8 +130,8 @@ static xd_result changes_later(xd_comm *world, void *argument) {
     CHECK_EQ_INT(xd_barrier(world), XD_OK);
     if (odd) float_state_set(FLOAT_UP);
     CHECK_EQ_INT(xd_comm_split(world, 0, 0, &part), XD_ERROR_MISMATCH);
-    CHECK_EQ_STR(xd_last_error(ctx)->message,
-                 "split: rank 1 computes with rounding up, rank 0 computes with rounding to nearest");
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "split: rank 1 computes with rounding up, rank 0 computes with "
+                                              "rounding to nearest (in xd_comm_split)");
     CHECK_EQ_INT(xd_last_error(ctx)->culprit, ODD);
     CHECK_EQ_INT(xd_all_reduce(world, &one, &sum, 1, XD_DTYPE_F32, XD_SUM), XD_ERROR_MISMATCH);
     CHECK(part == NULL && sum == 0.0f);

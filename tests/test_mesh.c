@@ -300,7 +300,9 @@ XD_TEST(meshes_that_do_not_fit_are_refused_with_both_numbers) {
 static void mesh_differs(xd_comm *world, const xd_mesh_desc *d, const char *text) {
     xd_mesh *mesh = NULL;
     CHECK_EQ_INT(xd_mesh_create(world, d, &mesh), XD_ERROR_MISMATCH);
-    CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message, text);
+    char expected[300];
+    snprintf(expected, sizeof expected, "%s (in xd_mesh_create)", text);
+    CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message, expected);
     CHECK(!mesh);
 }
 
@@ -351,9 +353,10 @@ static xd_result disagreeing_groups(xd_comm *world, void *argument) {
     (void)argument;
     CHECK(xd_mesh_create(world, &d, &mesh) == XD_OK);
     CHECK_EQ_INT(xd_mesh_group(mesh, me == 5 ? "dp,tp" : "dp,cp", &group), XD_ERROR_MISMATCH);
-    CHECK_EQ_STR(message, "mesh groups: rank 5 passed ranks of a group = 6, rank 0 passed 4");
+    CHECK_EQ_STR(message,
+                 "mesh groups: rank 5 passed ranks of a group = 6, rank 0 passed 4 (in xd_mesh_group)");
     CHECK_EQ_INT(xd_mesh_group(mesh, me == 7 ? "cp,tp" : "dp,tp", &group), XD_ERROR_MISMATCH);
-    CHECK_EQ_STR(message, "mesh groups: rank 7 passed another list of ranks than rank 0");
+    CHECK_EQ_STR(message, "mesh groups: rank 7 passed another list of ranks than rank 0 (in xd_mesh_group)");
     CHECK(xd_mesh_group(mesh, "dp,cp", &group) == XD_OK && xd_comm_size(group) == 4);
     xd_mesh_destroy(mesh);
     return XD_OK;

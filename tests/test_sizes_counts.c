@@ -361,6 +361,14 @@ static xd_result call_broadcast(void *memory) {
     STAGE(memory);
     return xd_broadcast(s->x.base.comm, s->x.m->sums, s->a, XD_DTYPE_F64, s->root);
 }
+static xd_result call_gather_even(void *memory) {
+    STAGE(memory);
+    return xd_all_gather_even(s->x.base.comm, s->x.m->same, s->x.m->window, s->a, XD_DTYPE_F32);
+}
+static xd_result call_sum_values(void *memory) {
+    STAGE(memory);
+    return xd_sum_values(s->x.base.comm, s->x.m->sums, s->a);
+}
 static xd_result call_gather_root(void *memory) {
     STAGE(memory);
     const int64_t counts[2] = { 1, 1 };

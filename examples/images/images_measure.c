@@ -49,9 +49,7 @@ static xd_sampler_desc images_sampler(const images_judge *j, const images_row *r
 static xd_result images_join(images_judge *j, int64_t count) {
     const int ranks = xd_comm_size(j->ranks.cp);
     const int64_t each = IMAGE_PIXELS / ranks;
-    int64_t counts[IMAGES_MOST_RANKS];
-    for (int r = 0; r < ranks; r++) counts[r] = count * each;
-    XD_TRY(xd_all_gather(j->ranks.cp, j->own, j->parts, counts, XD_DTYPE_F32));
+    XD_TRY(xd_all_gather_even(j->ranks.cp, j->own, j->parts, count * each, XD_DTYPE_F32));
     for (int64_t i = 0; i < count * ranks; i++)
         memcpy(j->pictures + (i % count * ranks + i / count) * each, j->parts + i * each,
                (size_t)each * sizeof(float));

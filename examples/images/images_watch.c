@@ -103,15 +103,8 @@ void images_watch_clear(images_run *run) {
 
 /* A rank has the sums of its own micro-batches and pixels and zeros for the others', so adding ranks up rounds nothing. */
 static xd_result images_watch_gather(images_run *run) {
-    enum { ALL = IMAGES_SUMS * IMAGES_MICRO_BATCHES * IMAGES_PIECES };
-    double all[IMAGES_MOST_RANKS][ALL], *sums = run->spread.sums[0][0];
-    int64_t counts[IMAGES_MOST_RANKS];
-    for (int r = 0; r < IMAGES_MOST_RANKS; r++) counts[r] = ALL;
-    XD_TRY(xd_all_gather(run->world, sums, all, counts, XD_DTYPE_F64));
-    images_watch_clear(run);
-    for (int r = 0; r < xd_comm_size(run->world); r++)
-        for (int i = 0; i < ALL; i++) sums[i] += all[r][i];
-    return XD_OK;
+    return xd_sum_values(run->world, run->spread.sums[0][0],
+                         IMAGES_SUMS * IMAGES_MICRO_BATCHES * IMAGES_PIECES);
 }
 
 xd_result images_watch_read(images_run *run) {

@@ -51,7 +51,7 @@ static xd_result real_judge_rank(xd_comm *world, void *argument) {
     if (result == XD_OK) result = real_judge_rows(world, job, &runner, &nats);
     real_runner_free(ctx, &runner);
     XD_TRY(xd_agree(world, result));
-    XD_TRY(xd_all_reduce(world, &nats, &nats, 1, XD_DTYPE_F64, XD_SUM));
+    XD_TRY(xd_sum_values(world, &nats, 1));
     if (xd_comm_rank(world) == 0) job->nats = nats;
     return XD_OK;
 }

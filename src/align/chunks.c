@@ -136,7 +136,7 @@ XD_PRIVATE xd_result xdi_chunk_averages_backward(xd_ctx *ctx, const xdi_chunk_ma
     XD_TRY(xdi_chunks_check(ctx, map));
     XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     xd_chunk_args a = xdi_chunks_args(map, &gradient);
-    if (a.count > 0) XDI_GIVEN(ctx, sizes, weight);
+    if (a.count > 0) XD_TRY(XDI_CHECK_GIVEN(ctx, sizes, weight));
     a.sizes = sizes;
     a.weight = weight;
     return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);

@@ -116,6 +116,7 @@ static void xdi_mapping_finish(const xd_projection_rows_desc *desc, bool exact, 
 
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out) {
+    XDI_LIVE(xd_votes, votes);
     const xdi_vote *cells = NULL;
     int64_t student_size = 0, teacher_size = 0, count = 0, at = 0;
     xd_ctx *ctx = votes ? xdi_votes_describe(votes, &student_size, &teacher_size) : NULL;

@@ -20,7 +20,7 @@ XD_API xd_result xd_votes_create(xd_ctx *ctx, const xd_votes_desc *desc, xd_vote
                student_size > 0 && student_size <= INT32_MAX && teacher_size > 0 && teacher_size <= INT32_MAX,
                XD_ERROR_ARGUMENT, "votes between vocabularies of %lld and %lld ids", (long long)student_size,
                (long long)teacher_size);
-    xd_votes *v = (xd_votes *)xd_allocate(ctx, sizeof *v);
+    xd_votes *v = XDI_OBJECT(xd_votes, ctx, sizeof *v);
     int32_t *exact = (int32_t *)xd_allocate(ctx, (size_t)student_size * sizeof *exact);
     const bool fits = v && exact;
     if (!fits) {
@@ -48,7 +48,7 @@ XD_PRIVATE bool xdi_votes_is_exact(const xd_votes *votes, int64_t student_id) {
 }
 
 XD_API void xd_votes_destroy(xd_votes *votes) {
-    if (!votes) return;
+    if (!votes || XDI_IS_GONE(xd_votes, votes)) return;
     xd_release(votes->ctx, votes->cells);
     xd_release(votes->ctx, votes->exact);
     xd_release(votes->ctx, votes);
@@ -94,6 +94,7 @@ XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows
 }
 
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight) {
+    XDI_LIVE(xd_votes, votes);
     XDI_GIVEN(NULL, votes);
     XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
     XD_TRY(xdi_check_weight(votes->ctx, weight, student_id, teacher_id));

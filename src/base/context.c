@@ -21,8 +21,9 @@ typedef struct xdi_scratch_block {
 struct xd_ctx {
     xd_ctx_desc settings; /* every default filled in */
     xd_error error;
-    const char *caller_file; /* set by XD_AT until the next call that fails */
+    const char *caller_file; /* of XD_AT: for the call in progress, or the next one */
     int caller_line;
+    const char *call; /* the public function that the caller is in; NULL -> none */
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
     xdi_call_room room;
     xdi_pool *pool;        /* NULL: one thread */
@@ -143,6 +144,7 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
     xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx + room);
     if (!ctx) return XD_ERROR_MEMORY;
     memset(ctx, 0, sizeof *ctx + room);
+    XDI_BORN(xd_ctx, ctx, ctx);
     ctx->settings = d;
     ctx->error.culprit = -1;
     if (xd_cpu_best() == XD_CPU_PLAIN)
@@ -187,7 +189,8 @@ XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx) {
 }
 
 XD_API void xd_ctx_destroy(xd_ctx *ctx) {
-    if (!ctx) return;
+    if (!ctx || XDI_IS_GONE(xd_ctx, ctx)) return;
+    XDI_DEAD(ctx);
     const xd_allocator allocator = ctx->settings.allocator;
     xdi_pool_destroy(ctx->pool, &allocator);
     for (int i = 0; i < XDI_SCRATCH_BLOCKS; i++) xd_release(ctx, ctx->scratch[i].memory);
@@ -212,14 +215,42 @@ XD_PRIVATE void xdi_clear_error(xd_ctx *ctx) {
     ctx->error.rank = ctx->settings.rank;
 }
 
+XD_PRIVATE xd_ctx *xdi_call_begin(xd_ctx *ctx, const char *function) {
+#if defined(XDISTILL_DEBUG)
+    if (!ctx || !xdi_live_use(ctx)) return NULL;
+#endif
+    if (!ctx || ctx->call || strncmp(function, "xd_", 3) != 0) return NULL;
+    ctx->call = function;
+    return ctx;
+}
+
+XD_PRIVATE void xdi_call_end(xd_ctx **outermost) {
+    if (!*outermost) return;
+    (*outermost)->call = NULL;
+    (*outermost)->caller_file = NULL;
+}
+
+/* An error between ranks names the public function that this rank is in: the text alone often names a step of it. */
+static void xdi_ctx_name_call(xd_ctx *ctx) {
+    xd_error *error = &ctx->error;
+    char suffix[96];
+    if (!ctx->call || (error->result != XD_ERROR_TIMEOUT && error->result != XD_ERROR_PEER &&
+                       error->result != XD_ERROR_MISMATCH))
+        return;
+    const size_t bytes = (size_t)snprintf(suffix, sizeof suffix, " (in %s)", ctx->call);
+    const size_t used = strlen(error->message), room = sizeof error->message - 1 - bytes;
+    if (bytes < sizeof suffix && !strstr(error->message, suffix))
+        memcpy(error->message + (used < room ? used : room), suffix, bytes + 1);
+}
+
 XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error) {
     ctx->error = *error;
-    ctx->caller_file = NULL;
+    xdi_ctx_name_call(ctx);
     return error->result;
 }
 
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line) {
-    XD_ASSERT(ctx);
+    if (!ctx) return NULL; /* the call says so */
     ctx->caller_file = file;
     ctx->caller_line = line;
     return ctx;
@@ -270,6 +301,7 @@ XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes) {
 }
 
 XD_API void xd_release(xd_ctx *ctx, void *memory) {
+    if (memory) XDI_DEAD(memory);
     if (memory) ctx->settings.allocator.release(ctx->settings.allocator.user, memory);
 }
 
@@ -452,8 +484,9 @@ static void xdi_ctx_record(xd_ctx *ctx, xd_result result, int culprit, const cha
         const size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used, " (caller %s:%d)", ctx->caller_file,
                  ctx->caller_line);
-        ctx->caller_file = NULL;
+        if (!ctx->call) ctx->caller_file = NULL; /* nothing else ends with its call */
     }
+    xdi_ctx_name_call(ctx);
     xd_log(ctx, XD_LOG_ERROR, "%s:%d: [xd][rank %d] %s: %s: %s", file, line, error->rank, function,
            xd_result_name(result), error->message);
 }
@@ -476,10 +509,38 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
     return result;
 }
 
+XD_PRIVATE void *xdi_object_allocate(xd_ctx *ctx, size_t bytes, const char *type) {
+    void *object = xd_allocate(ctx, bytes);
+#if defined(XDISTILL_DEBUG)
+    if (object) xdi_live_begin(ctx, object, type);
+#else
+    (void)type;
+#endif
+    return object;
+}
+
+#if defined(XDISTILL_DEBUG)
+/* The error goes to the context of this thread: the object's own may be gone, or another thread's. */
+XD_PRIVATE xd_result xdi_object_check(const void *object, const char *type, const char *name,
+                                      const char *file, int line, const char *function) {
+    const char *other = NULL;
+    const xdi_life life = object ? xdi_live_ask(object, type, &other) : XDI_LIFE_ALIVE;
+    if (life == XDI_LIFE_ALIVE) return XD_OK;
+    if (life == XDI_LIFE_DESTROYED)
+        return xd_fail(xdi_live_current(), XD_ERROR_STATE, file, line, function,
+                       "%s is an %s that was destroyed", name, type);
+    return xd_fail(xdi_live_current(), XD_ERROR_ARGUMENT, file, line, function, "%s is no %s, but %s%s", name,
+                   type, other ? "an " : "no object of the library", other ? other : "");
+}
+#endif
+
 XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, bool in_plan, const char *file, int line, const char *function,
                                const char *names, int count, ...) {
     va_list pointers;
     int given = 0;
+#if defined(XDISTILL_DEBUG)
+    XD_TRY(xdi_object_check(ctx, "xd_ctx", "the context", file, line, function));
+#endif
     va_start(pointers, count);
     while (given < count && va_arg(pointers, const void *)) given++;
     va_end(pointers);
@@ -487,6 +548,9 @@ XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, bool in_plan, const char *file, int 
         return in_plan || !xdi_plan_is_open(ctx) ? XD_OK : xdi_plan_refuse(ctx, file, line, function);
     for (; given > 0; given--) names += strcspn(names, ",") + 1;
     names += strspn(names, " ");
+#if defined(XDISTILL_DEBUG)
+    if (!ctx) ctx = xdi_live_current(); /* of a NULL object: the message goes where this thread looks */
+#endif
     (void)xd_fail(ctx, XD_ERROR_ARGUMENT, file, line, function, "%.*s is NULL", (int)strcspn(names, ","),
                   names);
     return XD_ERROR_ARGUMENT;

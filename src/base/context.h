@@ -89,7 +89,7 @@ XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream);
 /* Returns the last failure, XD_OK if none. Valid until the next failure. */
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
 
-/* Sets the caller's file and line, which the next error's message names; returns ctx. */
+/* Sets the caller's file and line, which an error of the next call names; returns ctx. */
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
 /* Optional: xd_vocab_create(XD_AT(ctx), ...) adds file and line to the message. */

@@ -136,7 +136,7 @@ XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const xd_publish_direc
     const size_t room = length + XDI_DIRECTORY_ROOM;
     XD_REQUIRE(ctx, length > 0 && strcmp(path, "/") != 0 && strcmp(path, ".") != 0, XD_ERROR_ARGUMENT,
                "\"%s\" is no directory that could be replaced", path);
-    xd_publish_directory *d = (xd_publish_directory *)xd_allocate(ctx, sizeof *d + 4 * room);
+    xd_publish_directory *d = XDI_OBJECT(xd_publish_directory, ctx, sizeof *d + 4 * room);
     XD_REQUIRE(ctx, d, XD_ERROR_MEMORY, "%s: no room for a directory object", path);
     d->ctx = ctx;
     d->process = xdi_process();
@@ -197,6 +197,8 @@ static xd_result xdi_directory_switch(xd_publish_directory *d, const char **olde
 }
 
 XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
+    XDI_LIVE(xd_publish_directory, d);
+    XDI_CALL(d ? d->ctx : NULL);
     const char *older = NULL;
     xd_result result = XDI_CHECK_GIVEN(d ? d->ctx : NULL, d);
     if (result != XD_OK) {
@@ -216,7 +218,7 @@ XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
 }
 
 XD_API void xd_publish_directory_abort(xd_publish_directory *d) {
-    if (!d) return;
+    if (!d || XDI_IS_GONE(xd_publish_directory, d)) return;
     if (d->made && !d->renamed && !xdi_is_forked(d->process))
         (void)xdi_directory_remove(d->ctx, d->temporary);
     xdi_lock_drop(d->ctx, d->lock_path, &d->lock);

@@ -3,6 +3,7 @@
 
 #include "base/dtype.h"
 #include "base/extend.h"
+#include "base/live.h"
 #include "base/plan.h"
 #include "base/section.h"
 
@@ -75,6 +76,40 @@ XD_PRIVATE const struct xd_json *xdi_json_by_key(const struct xd_json *object, s
  * parts of a file compute the checksum of the whole with it. About 31 steps for any length. Pure. */
 XD_PRIVATE uint32_t xdi_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
 
+/* context.c: objects, which calls refuse by name with XDISTILL_DEBUG. NULL passes. Without it nothing is known of them.
+ *
+ *   XDI_OBJECT    zeroed memory of an object, as xd_allocate
+ *   XDI_LIVE      returns STATE for one that was destroyed, ARGUMENT for one of another type, or none
+ *   XDI_IS_GONE   the same for a destroy: true, and the error is recorded */
+XD_PRIVATE void *xdi_object_allocate(xd_ctx *ctx, size_t bytes, const char *type);
+#define XDI_OBJECT(type, ctx, bytes) ((type *)xdi_object_allocate((ctx), (bytes), #type))
+#if defined(XDISTILL_DEBUG)
+XD_PRIVATE xd_result xdi_object_check(const void *object, const char *type, const char *name,
+                                      const char *file, int line, const char *function);
+#    define XDI_CHECK_LIVE(type, object) \
+        xdi_object_check((object), #type, #object, __FILE__, __LINE__, __func__)
+#    define XDI_LIVE(type, object) XD_TRY(XDI_CHECK_LIVE(type, object))
+#    define XDI_IS_GONE(type, object) (XDI_CHECK_LIVE(type, object) != XD_OK)
+#else
+#    define XDI_LIVE(type, object) ((void)0)
+#    define XDI_IS_GONE(type, object) false
+#endif
+
+/* context.c: the call of a public function, from XDI_CALL to the end of its block: errors between ranks name it, and XD_AT is of
+ * it. The outermost call counts, not those that the library makes within. The macros for arguments below begin with it. Without
+ * GNU C no error names its call. */
+XD_PRIVATE xd_ctx *xdi_call_begin(xd_ctx *ctx, const char *function);
+XD_PRIVATE void xdi_call_end(xd_ctx **outermost);
+#define XDI_JOIN_AS(a, b) a##b
+#define XDI_JOIN(a, b) XDI_JOIN_AS(a, b)
+#if defined(__GNUC__)
+#    define XDI_CALL(ctx)                                                                         \
+        xd_ctx *XDI_JOIN(xdi_call_at_, __LINE__) __attribute__((cleanup(xdi_call_end), unused)) = \
+            xdi_call_begin((ctx), __func__)
+#else
+#    define XDI_CALL(ctx) ((void)0)
+#endif
+
 /* context.c: ARGUMENT, naming the first of `names` whose pointer is NULL. The macros write the names and count them, eight at
  * most: XDI_GIVEN(ctx, desc, out) returns the error, XDI_CHECK_GIVEN gives it, XDI_GIVEN_OF has the context of the object that
  * comes first. No context: no message. XDI_GIVEN_LIST refuses a count without its list. While a plan is open they refuse the call,
@@ -86,8 +121,12 @@ XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, bool in_plan, const char *file, int 
     xdi_given((ctx), (in_plan), __FILE__, __LINE__, __func__, #__VA_ARGS__, \
               XDI_NINTH(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, 0), __VA_ARGS__)
 #define XDI_CHECK_GIVEN(ctx, ...) XDI_CHECK_GIVEN_AS(ctx, false, __VA_ARGS__)
-#define XDI_GIVEN(ctx, ...) XD_TRY(XDI_CHECK_GIVEN(ctx, __VA_ARGS__))
-#define XDI_GIVEN_IN_PLAN(ctx, ...) XD_TRY(XDI_CHECK_GIVEN_AS(ctx, true, __VA_ARGS__))
+#define XDI_GIVEN(ctx, ...) \
+    XDI_CALL(ctx);          \
+    XD_TRY(XDI_CHECK_GIVEN(ctx, __VA_ARGS__))
+#define XDI_GIVEN_IN_PLAN(ctx, ...) \
+    XDI_CALL(ctx);                  \
+    XD_TRY(XDI_CHECK_GIVEN_AS(ctx, true, __VA_ARGS__))
 #define XDI_GIVEN_OF(object, ...) XDI_GIVEN((object) ? (object)->ctx : NULL, object, __VA_ARGS__)
 #define XDI_GIVEN_LIST(ctx, list, count)                                                                \
     XD_REQUIRE(ctx, (list) != NULL || (count) <= 0, XD_ERROR_ARGUMENT, "%s is NULL and %s %lld", #list, \

@@ -78,20 +78,23 @@ typedef struct xd_checkpoint_load_desc {
     const xd_checkpoint_network *networks; /* [network_count] destinations */
     int network_count;
     xd_checkpoint_check check;
-    bool lenient;         /* tensors that are missing, unexpected or of another shape are left out */
-    bool convert;         /* floating point, by xd_cast; false -> DTYPE */
-    size_t staging_bytes; /* as for saves */
+    bool lenient;            /* tensors that are missing, unexpected or of another shape are left out */
+    bool convert;            /* floating point, by xd_cast; false -> DTYPE */
+    size_t staging_bytes;    /* as for saves */
+    bool keep_learning_rate; /* false -> optimizers take the saved one */
 } xd_checkpoint_load_desc;
 
 /* Findings, the same on every rank. */
 typedef struct xd_checkpoint_report {
     int64_t step;
-    int64_t loaded;      /* tensors, of optimizers and averages too */
-    int64_t missing;     /* only requested */
-    int64_t unexpected;  /* only in requested files */
-    int64_t wrong_shape; /* in both */
-    int64_t converted;   /* of loaded */
-    char names[200];     /* first five of the three, ", " between */
+    int64_t loaded;              /* tensors, of optimizers and averages too */
+    int64_t missing;             /* only requested */
+    int64_t unexpected;          /* only in requested files */
+    int64_t wrong_shape;         /* in both */
+    int64_t converted;           /* of loaded */
+    char names[200];             /* first five of the three, ", " between */
+    int64_t rates;               /* learning rates that the load replaced by other ones */
+    double own_rate, saved_rate; /* of the first of them */
 } xd_checkpoint_report;
 
 /* Loads parts, optimizers (states, step counts, learning rates) and averages (with counters). Collective. For a wrapper call

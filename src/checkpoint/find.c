@@ -140,6 +140,40 @@ static xd_result xdi_find_steps(xd_ctx *ctx, const char *root, int64_t **steps, 
     return XD_OK;
 }
 
+/* Whether a step has a manifest. */
+static bool xdi_find_has_manifest(xd_ctx *ctx, const char *root, int64_t step) {
+    char *directory = xdi_checkpoint_path(ctx, root, step);
+    char *path = directory ? xdi_weights_path(ctx, directory, XDI_MANIFEST_FILE) : NULL;
+    const bool has = path && xdi_file_probe(ctx, path) == 0;
+    xd_release(ctx, path);
+    xd_release(ctx, directory);
+    return has;
+}
+
+XD_PRIVATE xd_result xdi_checkpoint_list_steps(xd_ctx *ctx, const char *root, char *text, size_t size) {
+    enum { SHOWN = 5 };
+    int64_t *steps = NULL, count = 0, found = 0;
+    size_t used = 0;
+    text[0] = '\0';
+    if (!xd_ctx_settings(ctx)->files.list) return XD_OK;
+    if (xdi_file_probe(ctx, root) == ENOENT) {
+        snprintf(text, size, "; there is no directory \"%.120s\"", root);
+        return XD_OK;
+    }
+    XD_TRY(xdi_find_steps(ctx, root, &steps, &count));
+    for (int64_t i = 0; i < count && used < size; i++) {
+        if (found > SHOWN || !xdi_find_has_manifest(ctx, root, steps[i])) continue;
+        if (found++ == SHOWN)
+            used += (size_t)snprintf(text + used, size - used, " and more");
+        else
+            used += (size_t)snprintf(text + used, size - used, "%s %lld",
+                                     found > 1 ? "," : "; there are steps", (long long)steps[i]);
+    }
+    if (found == 0) snprintf(text, size, "; there is no other step");
+    xd_release(ctx, steps);
+    return XD_OK;
+}
+
 XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step) {
     XDI_GIVEN(ctx, ctx, root, step);
     int64_t *steps = NULL, count = 0, i = 0;

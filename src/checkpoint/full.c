@@ -39,6 +39,7 @@ typedef struct xdi_full {
     unsigned char *host, *window; /* rank 0: elements in the order of the ranks, and in that of the tensor */
     unsigned char *wire;          /* the former in memory of the device */
     int64_t *match;               /* scatter: [content.tensor_count] entries of the list, or XDI_FULL_... */
+    char shapes[100 + 2 * XDI_SHAPE_TEXT]; /* scatter: both of the first tensor that has two; of rank 0 */
 } xdi_full;
 
 /* ---- both ways ---- */
@@ -369,6 +370,14 @@ static void xdi_full_note(xd_state_report *r, const char *name) {
         xdi_load_append(r->names, sizeof r->names, name);
 }
 
+static void xdi_full_note_shapes(xdi_full *f, const xdi_stored *t, const xd_state_tensor *given) {
+    char theirs[XDI_SHAPE_TEXT] = "another", ours[XDI_SHAPE_TEXT];
+    if (f->shapes[0]) return;
+    if (given->shape || given->ndim == 0) (void)xdi_shape_print(given->ndim, given->shape, theirs);
+    snprintf(f->shapes, sizeof f->shapes, "\"%.80s\" is %s there and %s here", t->name, theirs,
+             xdi_shape_print(t->step ? 0 : t->part->ndim, t->part->shape, ours));
+}
+
 /* Counts one tensor of the content, and forgets its entry when that does not fit. */
 static xd_result xdi_full_judge(xdi_full *f, const xd_state_scatter_desc *desc, int64_t i,
                                 xd_state_report *report) {
@@ -383,6 +392,7 @@ static xd_result xdi_full_judge(xdi_full *f, const xd_state_scatter_desc *desc, 
                        memcmp(given->shape ? given->shape : t->part->shape, t->part->shape,
                               (size_t)ndim * sizeof *t->part->shape) == 0;
     const bool type = given && xdi_full_fits_type(t, given->dtype, desc->convert);
+    if (given && !shape) xdi_full_note_shapes(f, t, given);
     if (!shape || !type) {
         report->missing += !given;
         report->wrong_shape += given && !shape;
@@ -463,8 +473,8 @@ static xd_result xdi_full_accept(const xdi_full *f, const xd_state_report *r, bo
                (long long)r->missing, r->names);
     XD_REQUIRE(f->ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED,
                "the list of rank 0 has %lld tensors more: %s", (long long)r->unexpected, r->names);
-    XD_REQUIRE(f->ctx, r->wrong_shape == 0, XD_ERROR_SHAPE, "%lld tensors have another shape: %s",
-               (long long)r->wrong_shape, r->names);
+    XD_REQUIRE(f->ctx, r->wrong_shape == 0, XD_ERROR_SHAPE, "%lld tensors have another shape: %s; %s",
+               (long long)r->wrong_shape, r->names, f->shapes);
     return XD_OK;
 }
 
@@ -560,6 +570,7 @@ static xd_result xdi_full_scatter_run(xdi_full *f, const xd_state_scatter_desc *
     XD_TRY(xdi_content_agree(&f->content, f->comm));
     XD_TRY(xd_agree(f->comm, xdi_full_match(f, desc, report)));
     XD_TRY(xd_broadcast(f->comm, report, (int64_t)sizeof *report, XD_DTYPE_U8, 0));
+    XD_TRY(xd_broadcast(f->comm, f->shapes, (int64_t)sizeof f->shapes, XD_DTYPE_U8, 0));
     XD_TRY(xd_broadcast(f->comm, f->match, f->content.tensor_count, XD_DTYPE_I64, 0));
     XD_TRY(xd_broadcast(f->comm, f->content.steps, f->content.step_count, XD_DTYPE_I64, 0));
     XD_TRY(xdi_full_accept(f, report, desc->lenient));

@@ -245,7 +245,9 @@ static xd_result xdi_inherit_move(xdi_inherit *h) {
 
 static xd_result xdi_inherit_run(xdi_inherit *h, char **state) {
     const xd_checkpoint_load_desc target = xdi_inherit_target(h);
+    xd_checkpoint_report unread;
     xdi_facts facts;
+    memset(&unread, 0, sizeof unread);
     xdi_facts_begin(&facts);
     XD_TRY(xd_agree(h->comm, xdi_inherit_list(h)));
     xdi_fact_integer(&facts, "staging_bytes", (int64_t)h->desc->staging_bytes);
@@ -258,7 +260,7 @@ static xd_result xdi_inherit_run(xdi_inherit *h, char **state) {
     XD_TRY(xdi_inherit_share(h));
     XD_TRY(xd_agree(h->comm, xdi_state_take(h->ctx, h->state, h->text, h->bytes, state)));
     XD_TRY(xdi_inherit_move(h));
-    xdi_state_apply(h->state, &target);
+    xdi_state_apply(h->ctx, h->state, &target, &unread);
     return XD_OK;
 }
 

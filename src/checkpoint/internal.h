@@ -285,7 +285,8 @@ XD_PRIVATE xd_result xdi_state_check(xd_ctx *ctx, const char *state);
 
 /* What state.json says, applied: the settings must fit, before anything is loaded; and then the counters. */
 XD_PRIVATE xd_result xdi_state_fits(xd_ctx *ctx, const xd_json *root, const xd_checkpoint_load_desc *desc);
-XD_PRIVATE void xdi_state_apply(const xd_json *root, const xd_checkpoint_load_desc *desc);
+XD_PRIVATE void xdi_state_apply(xd_ctx *ctx, const xd_json *root, const xd_checkpoint_load_desc *desc,
+                                xd_checkpoint_report *report);
 
 /* The caller's state in new memory; *state NULL when there is none. */
 XD_PRIVATE xd_result xdi_state_take(xd_ctx *ctx, const xd_json *root, const char *text, size_t bytes,
@@ -337,6 +338,10 @@ XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *na
 
 /* root/step-N in new memory; NULL when there is no room. */
 XD_PRIVATE char *xdi_checkpoint_path(xd_ctx *ctx, const char *root, int64_t step);
+
+/* find.c: "; there are steps 300, 200, 100", the newest with a manifest, or that there is none; "" where files cannot be
+ * listed. Errors: IO, MEMORY. */
+XD_PRIVATE xd_result xdi_checkpoint_list_steps(xd_ctx *ctx, const char *root, char *text, size_t size);
 
 /* Whether a name is exactly that of a step; `suffix` is what must follow it. */
 XD_PRIVATE bool xdi_checkpoint_is_step(const char *name, const char *suffix, int64_t *step);

@@ -58,6 +58,7 @@ static xd_result xdi_load_agree_settings(const xdi_load *l) {
     xdi_fact_integer(&facts, "check", (int64_t)l->desc.check);
     xdi_fact_integer(&facts, "lenient", l->desc.lenient);
     xdi_fact_integer(&facts, "convert", l->desc.convert);
+    xdi_fact_integer(&facts, "keep_learning_rate", l->desc.keep_learning_rate);
     return xdi_agree_facts(l->comm, &facts, "settings of a load");
 }
 
@@ -95,8 +96,11 @@ static xd_result xdi_load_look(const xdi_load *l) {
     char *path = xdi_weights_path(l->ctx, l->directory, XDI_MANIFEST_FILE);
     const int error = path ? xdi_file_probe(l->ctx, path) : ENOMEM;
     xd_release(l->ctx, path);
-    XD_REQUIRE(l->ctx, error != ENOENT && error != ENOTDIR, XD_ERROR_MISSING,
-               "%s is no checkpoint: it has no %s", l->directory, XDI_MANIFEST_FILE);
+    if (error != ENOENT && error != ENOTDIR) return XD_OK;
+    char steps[200];
+    XD_TRY(xdi_checkpoint_list_steps(l->ctx, l->desc.root, steps, sizeof steps));
+    XD_REQUIRE(l->ctx, false, XD_ERROR_MISSING, "%s is no checkpoint: it has no %s%s", l->directory,
+               XDI_MANIFEST_FILE, steps);
     return XD_OK;
 }
 
@@ -213,6 +217,23 @@ static void xdi_load_find_unexpected(xdi_load *l) {
     }
 }
 
+/* Both shapes of the first tensor that has two. */
+static xd_result xdi_load_refuse_shape(const xdi_load *l) {
+    char here[XDI_SHAPE_TEXT], saved[XDI_SHAPE_TEXT];
+    const xdi_stored *t = l->content.tensors;
+    int64_t found = -1;
+    for (;; t++) {
+        found = xd_checkpoint_tensor_find(l->checkpoint, l->content.groups[t->group].name, t->name);
+        if (found >= 0 && !xdi_load_same_shape(t, &l->checkpoint->tensors[found])) break;
+    }
+    const xd_checkpoint_tensor_info *theirs = &l->checkpoint->tensors[found];
+    return XD_FAIL(l->ctx, XD_ERROR_SHAPE,
+                   "%lld tensors have another shape in %s: \"%.80s\" is %s there and %s here; all: %s",
+                   (long long)l->report.wrong_shape, l->directory, t->name,
+                   xdi_shape_print(theirs->ndim, theirs->shape, saved),
+                   xdi_shape_print(t->step ? 0 : t->part->ndim, t->part->shape, here), l->report.names);
+}
+
 /* Everything here follows from what all ranks have, so all return the same. */
 static xd_result xdi_load_match(xdi_load *l) {
     const xd_checkpoint_report *r = &l->report;
@@ -225,9 +246,7 @@ static xd_result xdi_load_match(xdi_load *l) {
                (long long)r->unexpected, r->names);
     XD_REQUIRE(l->ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED, "%s has %lld tensors more: %s", l->directory,
                (long long)r->unexpected, r->names);
-    XD_REQUIRE(l->ctx, r->wrong_shape == 0, XD_ERROR_SHAPE, "%lld tensors have another shape in %s: %s",
-               (long long)r->wrong_shape, l->directory, r->names);
-    return XD_OK;
+    return r->wrong_shape ? xdi_load_refuse_shape(l) : XD_OK;
 }
 
 static xd_result xdi_load_reserve(xdi_load *l) {
@@ -457,7 +476,7 @@ static xd_result xdi_load_run(xdi_load *l, char **state) {
     XD_TRY(xdi_rounds(l->comm, xdi_load_touched_bytes(l), xdi_load_compare, l));
     XD_TRY(xdi_rounds(l->comm, xdi_load_bytes(l), xdi_load_read, l));
     XD_TRY(xd_agree(l->comm, xdi_content_put_steps(&l->content)));
-    xdi_state_apply(l->state, &l->desc);
+    xdi_state_apply(l->ctx, l->state, &l->desc, &l->report);
     return XD_OK;
 }
 

@@ -411,7 +411,7 @@ static xd_result xdi_manifest_read(xd_checkpoint *c, const char *text, size_t by
 
 XD_PRIVATE xd_result xdi_checkpoint_open_text(xd_ctx *ctx, const char *text, size_t bytes,
                                               xd_checkpoint **out) {
-    xd_checkpoint *c = (xd_checkpoint *)xd_allocate(ctx, sizeof *c);
+    xd_checkpoint *c = XDI_OBJECT(xd_checkpoint, ctx, sizeof *c);
     XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a checkpoint");
     c->ctx = ctx;
     const xd_result result = xdi_manifest_read(c, text, bytes);
@@ -445,7 +445,7 @@ XD_API xd_result xd_checkpoint_open(xd_ctx *ctx, const xd_checkpoint_desc *desc,
 }
 
 XD_API void xd_checkpoint_close(xd_checkpoint *c) {
-    if (!c) return;
+    if (!c || XDI_IS_GONE(xd_checkpoint, c)) return;
     xd_release(c->ctx, c->files);
     xd_release(c->ctx, c->tensors);
     xd_release(c->ctx, c->shapes);

@@ -9,6 +9,7 @@
 #include "io/internal.h"
 #include "kernel/copy.h"
 #include "kernel/internal.h"
+#include "tensor/internal.h"
 #include "tensor/interval_internal.h"
 
 #include <stdio.h>
@@ -195,23 +196,17 @@ static xd_result xdi_import_check_types(xdi_import *l) {
 /* Both shapes of the first tensor that has two. */
 static xd_result xdi_import_refuse_shape(const xdi_import *l) {
     const xdi_mapped_plan *p = &l->m.plan;
-    char text[2][XD_DIMS_MAX * 21 + 1] = { "", "" };
+    char theirs[XDI_SHAPE_TEXT], ours[XDI_SHAPE_TEXT];
     for (int64_t i = 0; i < p->tensor_count; i++) {
         const xdi_mapped_tensor t = p->tensors[i];
         const int64_t index = xd_weights_find(l->reader, t.name);
         if (t.index >= 0 || index < 0) continue;
         const xd_weights_tensor *info = xd_weights_at(l->reader, index);
-        for (int side = 0; side < 2; side++) {
-            const int ndim = side ? t.ndim : info->ndim;
-            size_t used = 0;
-            for (int d = 0; d < ndim && d < XD_DIMS_MAX; d++)
-                used += (size_t)snprintf(text[side] + used, sizeof text[side] - used, "%s%lld", d ? ", " : "",
-                                         (long long)(side ? t.shape[d] : info->shape[d]));
-        }
-        return XD_FAIL(
-            l->m.ctx, XD_ERROR_SHAPE,
-            "%lld tensors have another shape in %s; \"%.80s\" is [%s] there and [%s] by the map: %s",
-            (long long)l->report.wrong_shape, l->m.directory, t.name, text[0], text[1], l->report.names);
+        return XD_FAIL(l->m.ctx, XD_ERROR_SHAPE,
+                       "%lld tensors have another shape in %s; \"%.80s\" is %s there and %s by the map: %s",
+                       (long long)l->report.wrong_shape, l->m.directory, t.name,
+                       xdi_shape_print(info->ndim, info->shape, theirs),
+                       xdi_shape_print(t.ndim, t.shape, ours), l->report.names);
     }
     return XD_OK;
 }

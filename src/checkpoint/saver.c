@@ -204,6 +204,7 @@ static xd_result xdi_saver_own(const xd_checkpoint_saver *s) {
 }
 
 XD_API xd_result xd_checkpoint_save_start(xd_checkpoint_saver *s, const xd_checkpoint_save_desc *desc) {
+    XDI_LIVE(xd_checkpoint_saver, s);
     XDI_GIVEN_TO_ALL(s ? xd_comm_ctx(s->comm) : NULL, s ? s->comm : NULL, s, desc);
     XD_TRY(xdi_saver_own(s));
     const bool was_open = s->open;
@@ -234,6 +235,7 @@ XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *s) {
 }
 
 XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
+    XDI_LIVE(xd_checkpoint_saver, s);
     XDI_GIVEN(s ? xd_comm_ctx(s->comm) : NULL, s);
     if (!s->open) return XD_OK;
     XD_TRY(xdi_saver_own(s));
@@ -264,7 +266,7 @@ static xd_result xdi_saver_make(xd_comm *comm, const xd_checkpoint_network *netw
     xd_ctx *ctx = xd_comm_ctx(comm);
     size_t bytes = 0;
     XD_TRY(xdi_saver_bytes(comm, networks, network_count, &bytes));
-    xd_checkpoint_saver *s = (xd_checkpoint_saver *)xd_allocate(ctx, sizeof *s);
+    xd_checkpoint_saver *s = XDI_OBJECT(xd_checkpoint_saver, ctx, sizeof *s);
     XD_REQUIRE(ctx, s, XD_ERROR_MEMORY, "no room for a saver of %llu bytes", (unsigned long long)bytes);
     s->comm = s->runner = comm;
     s->process = xdi_process();
@@ -343,7 +345,7 @@ static void xdi_saver_stop(xd_checkpoint_saver *s) {
 
 /* In a process that was forked the save itself stays: its thread may have been in the middle of it. */
 XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *s) {
-    if (!s) return;
+    if (!s || XDI_IS_GONE(xd_checkpoint_saver, s)) return;
     xd_ctx *ctx = xd_comm_ctx(s->comm);
     if (!xdi_is_forked(s->process)) xdi_saver_stop(s);
     xd_release(ctx, s->kept);

@@ -212,15 +212,27 @@ XD_PRIVATE xd_result xdi_state_fits(xd_ctx *ctx, const xd_json *root, const xd_c
     return XD_OK;
 }
 
-XD_PRIVATE void xdi_state_apply(const xd_json *root, const xd_checkpoint_load_desc *desc) {
+/* The saved rate, which xdi_state_fits has seen not to be negative. */
+static void xdi_state_apply_rate(xd_ctx *ctx, const xd_json *saved, xd_optimizer *optimizer,
+                                 xd_checkpoint_report *report) {
+    const double own = xd_optimizer_settings(optimizer)->learning_rate;
+    double rate;
+    if (!xd_json_double(xd_json_find(xd_json_find(saved, "optimizer"), "learning_rate"), &rate) ||
+        rate == own)
+        return;
+    (void)xd_optimizer_set_learning_rate(optimizer, rate);
+    xd_log(ctx, XD_LOG_INFO, "the load has set a learning rate from %g to %g, the saved one", own, rate);
+    if (report->rates++ > 0) return;
+    report->own_rate = own;
+    report->saved_rate = rate;
+}
+
+XD_PRIVATE void xdi_state_apply(xd_ctx *ctx, const xd_json *root, const xd_checkpoint_load_desc *desc,
+                                xd_checkpoint_report *report) {
     for (int i = 0; i < desc->network_count; i++) {
         const xd_checkpoint_network *n = &desc->networks[i];
         const xd_json *saved = xdi_state_network(root, n->name);
-        double rate;
-        if (n->optimizer &&
-            xd_json_double(xd_json_find(xd_json_find(saved, "optimizer"), "learning_rate"), &rate))
-            (void)xd_optimizer_set_learning_rate(n->optimizer,
-                                                 rate); /* not negative, as xdi_state_fits has seen */
+        if (n->optimizer && !desc->keep_learning_rate) xdi_state_apply_rate(ctx, saved, n->optimizer, report);
         for (int k = 0; k < n->average_count; k++) {
             const xd_json *record = xdi_state_average(saved, n->averages[k].name);
             int64_t iteration;

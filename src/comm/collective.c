@@ -242,7 +242,7 @@ static xd_result xdi_comm_exchange_out_of_plan(xd_comm *comm, const xd_collectiv
 }
 
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     return xdi_plan_is_open(comm->ctx) ? xdi_comm_exchange_out_of_plan(comm, records, count, __func__)
                                        : xdi_comm_exchange_records(comm, records, count, false);
 }
@@ -295,6 +295,8 @@ XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *
 }
 
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
+    XDI_LIVE(xd_comm, comm);
+    XDI_CALL(comm ? comm->ctx : NULL);
     XD_TRY(xdi_comm_given(comm, XDI_CHECK_GIVEN_AS(comm ? comm->ctx : NULL, true, comm, collective)));
     return xdi_comm_collective_as(comm, collective, XD_OK);
 }
@@ -312,13 +314,13 @@ static xd_collective xdi_comm_record(xd_collective_kind kind, const void *send, 
 }
 
 XD_API xd_result xd_barrier(xd_comm *comm) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_BARRIER, NULL, NULL, XD_DTYPE_NONE);
     return xd_collective_run(comm, &c);
 }
 
 XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_BROADCAST, data, data, dtype);
     c.count = count;
     c.root = root;
@@ -327,7 +329,7 @@ XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype
 
 XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
                                xd_reduce_op op) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_REDUCE, send, recv, dtype);
     c.count = count;
     c.op = op;
@@ -336,7 +338,7 @@ XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int6
 
 XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                    xd_dtype dtype, xd_reduce_op op) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_REDUCE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.op = op;
@@ -345,7 +347,7 @@ XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, 
 
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     return xd_collective_run(comm, &c);
@@ -357,9 +359,15 @@ XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, 
     return xd_all_gather(comm, send, recv, comm->counts, dtype);
 }
 
+XD_API xd_result xd_all_gather_even(xd_comm *comm, const void *send, void *recv, int64_t count,
+                                    xd_dtype dtype) {
+    XDI_GIVEN_GROUP(comm);
+    return xdi_comm_all_gather_equal(comm, send, recv, count, dtype);
+}
+
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_TO_ALL, send, recv, dtype);
     c.send_counts = send_counts;
     c.recv_counts = recv_counts;
@@ -368,7 +376,7 @@ XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *s
 
 XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
                            int root) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     c.root = root;
@@ -377,7 +385,7 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
 
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.root = root;
@@ -385,7 +393,7 @@ XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const i
 }
 
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SEND, data, NULL, dtype);
     c.count = count;
     c.root = to;
@@ -393,7 +401,7 @@ XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtyp
 }
 
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_RECV, NULL, data, dtype);
     c.count = count;
     c.root = from;
@@ -418,8 +426,36 @@ XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine) {
     return mine == XD_OK || !comm ? mine : xd_agree(comm, mine);
 }
 
+/* Adds up `count` values of every rank, all[ranks][count]. */
+static void xdi_comm_add_values(const double *all, int ranks, double *values, int64_t count) {
+    memcpy(values, all, (size_t)count * sizeof *values);
+    for (int r = 1; r < ranks; r++)
+        for (int64_t i = 0; i < count; i++) values[i] += all[r * count + i];
+}
+
+/* As many values at a time as there is room for without an allocation: none can fail on one rank alone. */
+XD_API xd_result xd_sum_values(xd_comm *comm, double *values, int64_t count) {
+    enum { ROOM = 512 };
+    double room[ROOM], *all = room;
+    XDI_GIVEN_COMM(comm, values);
+    const int ranks = comm->transport->size;
+    const int64_t most = ranks <= ROOM ? ROOM / ranks : 1;
+    if (ranks > ROOM) all = (double *)(void *)comm->values;
+    xd_result mine = XD_OK;
+    if (count < 0 || count > INT64_MAX / 64)
+        mine = XD_FAIL(comm->ctx, XD_ERROR_ARGUMENT,
+                       "a sum of %" PRId64 " values of each rank: negative or too large", count);
+    XD_TRY(xdi_comm_agree_count(comm, mine, count));
+    for (int64_t at = 0; at < count; at += most) {
+        const int64_t n = count - at < most ? count - at : most;
+        XD_TRY(xdi_comm_all_gather_equal(comm, values + at, all, n, XD_DTYPE_F64));
+        xdi_comm_add_values(all, ranks, values + at, n);
+    }
+    return XD_OK;
+}
+
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     return xdi_comm_agree_count(comm, mine, 0);
 }
 
@@ -491,7 +527,7 @@ XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm) {
 
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out) {
     const size_t n = (size_t)transport->size;
-    xd_comm *comm = (xd_comm *)xd_allocate(ctx, sizeof *comm);
+    xd_comm *comm = XDI_OBJECT(xd_comm, ctx, sizeof *comm);
     if (!comm) transport->ops->destroy(transport);
     XD_REQUIRE(ctx, comm, XD_ERROR_MEMORY, "no room for a group handle");
     comm->ctx = ctx;
@@ -523,7 +559,7 @@ XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm) {
 }
 
 XD_API void xd_comm_destroy(xd_comm *comm) {
-    if (!comm) return;
+    if (!comm || XDI_IS_GONE(xd_comm, comm)) return;
     xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
     if (!xdi_comm_is_forked(comm)) comm->transport->ops->destroy(comm->transport);
     xd_release(comm->ctx, comm->one_each);
@@ -632,6 +668,7 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
 }
 
 XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out) {
+    XDI_LIVE(xd_comm, broken);
     XDI_GIVEN_OF(broken, out);
     xd_ctx *ctx = broken->ctx;
     xd_transport *old = broken->transport, *transport = NULL;

@@ -125,6 +125,11 @@ XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, 
 /* Gathers counts[rank] elements of each rank, in rank order. In place it only reads this rank's block. */
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype);
+/* The same with `count` elements of every rank. */
+XD_API xd_result xd_all_gather_even(xd_comm *comm, const void *send, void *recv, int64_t count,
+                                    xd_dtype dtype);
+/* Adds values[count], on the host, over all ranks in rank order, in every mode: for numbers to report, such as a loss. */
+XD_API xd_result xd_sum_values(xd_comm *comm, double *values, int64_t count);
 /* Sends send_counts[r] elements to rank r, receives recv_counts[r] from it; both in rank order. */
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype);

@@ -36,10 +36,21 @@ XD_PRIVATE int64_t xdi_comm_recv_elements(const xd_collective *c, int rank, int 
 /* collective.c: as XDI_GIVEN; the other ranks of the group, which may be NULL, are informed in their first exchange of the call.
  * XDI_GIVEN_COMM has the group's context. */
 XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine);
-#define XDI_GIVEN_TO_ALL(ctx, comm, ...) XD_TRY(xdi_comm_given(comm, XDI_CHECK_GIVEN(ctx, __VA_ARGS__)))
-#define XDI_GIVEN_COMM(comm, ...) XDI_GIVEN_TO_ALL((comm) ? (comm)->ctx : NULL, comm, comm, __VA_ARGS__)
+#define XDI_GIVEN_TO_ALL(ctx, comm, ...) \
+    XDI_CALL(ctx);                       \
+    XD_TRY(xdi_comm_given(comm, XDI_CHECK_GIVEN(ctx, __VA_ARGS__)))
+#define XDI_GIVEN_COMM(comm, ...) \
+    XDI_LIVE(xd_comm, comm);      \
+    XDI_GIVEN_TO_ALL((comm) ? (comm)->ctx : NULL, comm, comm, __VA_ARGS__)
+/* Of a call that ranks compare: it tells them itself of an open plan. */
+#define XDI_GIVEN_GROUP(comm)              \
+    XDI_LIVE(xd_comm, comm);               \
+    XDI_CALL((comm) ? (comm)->ctx : NULL); \
+    XD_TRY(XDI_CHECK_GIVEN(NULL, comm))
 /* As XDI_GIVEN_IN_PLAN. While a plan is open no other rank is informed. */
 #define XDI_GIVEN_COMM_IN_PLAN(comm, ...)                                          \
+    XDI_LIVE(xd_comm, comm);                                                       \
+    XDI_CALL((comm) ? (comm)->ctx : NULL);                                         \
     XD_TRY(xdi_comm_given((comm) && xdi_plan_is_open((comm)->ctx) ? NULL : (comm), \
                           XDI_CHECK_GIVEN_AS((comm) ? (comm)->ctx : NULL, true, comm, __VA_ARGS__)))
 

@@ -88,7 +88,7 @@ XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, const xd_leaf_stack_desc *des
         const xd_result taken = xdi_plan_take(ctx, sizeof **out, desc->memory ? 0 : bytes);
         return xdi_plan_add_workspace(ctx, taken, desc->memory ? bytes : 0);
     }
-    xd_leaf_stack *stack = (xd_leaf_stack *)xd_allocate(ctx, sizeof *stack);
+    xd_leaf_stack *stack = XDI_OBJECT(xd_leaf_stack, ctx, sizeof *stack);
     XD_REQUIRE(ctx, stack, XD_ERROR_MEMORY, "no room for a stack of leaves");
     stack->ctx = ctx;
     stack->leaves = leaves;
@@ -114,6 +114,7 @@ static uint64_t xdi_leaf_stack_bit(int64_t node) {
 }
 
 XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *s, float **place) {
+    XDI_LIVE(xd_leaf_stack, s);
     XDI_GIVEN_OF(s, place);
     XD_TRY(xdi_leaf_stack_check(s));
     s->open = true;
@@ -164,6 +165,7 @@ static xd_result xdi_leaf_stack_copy(const xd_leaf_stack *s, const xd_launch *la
 }
 
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
+    XDI_LIVE(xd_leaf_stack, s);
     XDI_GIVEN(s ? s->ctx : NULL, s);
     XDI_GIVEN_LIST(s->ctx, leaf, s->elements);
     const xd_launch launch = xd_ctx_launch(s->ctx);
@@ -185,14 +187,14 @@ XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack) {
 }
 
 XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack) {
-    if (!stack) return;
+    if (!stack || XDI_IS_GONE(xd_leaf_stack, stack)) return;
     stack->pushed = 0;
     stack->depth = 0;
     stack->open = false;
 }
 
 XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack) {
-    if (!stack) return;
+    if (!stack || XDI_IS_GONE(xd_leaf_stack, stack)) return;
     if (stack->owned) stack->kernels->memory.release(stack->ctx, stack->nodes);
     xd_release(stack->ctx, stack);
 }

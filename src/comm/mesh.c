@@ -77,7 +77,7 @@ static xd_result xdi_agree_same_report(xd_comm *comm, uint64_t hash, const char 
 }
 
 XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
-    XDI_GIVEN(NULL, comm);
+    XDI_GIVEN_GROUP(comm);
     int64_t mine[2], most[2];
     memcpy(&mine[0], &hash, sizeof hash);
     mine[1] = ~mine[0]; /* its maximum tells the minimum of the hashes */
@@ -110,7 +110,7 @@ static void xdi_mesh_root_release(xdi_mesh_root *root) {
 }
 
 XD_API void xd_mesh_destroy(xd_mesh *mesh) {
-    if (!mesh) return;
+    if (!mesh || XDI_IS_GONE(xd_mesh, mesh)) return;
     xd_ctx *ctx = mesh->root->table->ctx;
     xdi_mesh_root_release(mesh->root);
     xd_release(ctx, (void *)mesh->topology.ranks);
@@ -256,7 +256,7 @@ static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
 static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes,
                               const char (*names)[XD_AXIS_NAME_MAX], int count) {
     xd_ctx *ctx = root->table->ctx;
-    xd_mesh *mesh = (xd_mesh *)xd_allocate(ctx, sizeof *mesh);
+    xd_mesh *mesh = XDI_OBJECT(xd_mesh, ctx, sizeof *mesh);
     if (!mesh) return NULL;
     mesh->topology.axis_count = count;
     mesh->topology.rank_count = 1;
@@ -412,6 +412,7 @@ static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *a
 }
 
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate) {
+    XDI_LIVE(xd_mesh, mesh);
     XDI_GIVEN_IN_PLAN(mesh ? mesh->root->table->ctx : NULL, mesh, coordinate);
     int own[XD_MESH_AXES_MAX], index;
     XD_TRY(xdi_mesh_require_member(mesh));
@@ -471,6 +472,7 @@ static xd_result xdi_mesh_group_of(xdi_mesh_root *root, unsigned mask, xd_comm *
 }
 
 XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
+    XDI_LIVE(xd_mesh, mesh);
     XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, out);
     unsigned sets[XD_MESH_AXES_MAX], mask = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
@@ -572,6 +574,7 @@ static xd_result xdi_mesh_split(xd_mesh *mesh, const xd_mesh_derive_desc *desc, 
 }
 
 XD_API xd_result xd_mesh_derive(xd_mesh *mesh, const xd_mesh_derive_desc *desc, xd_mesh **out) {
+    XDI_LIVE(xd_mesh, mesh);
     xd_ctx *ctx = mesh ? mesh->root->table->ctx : NULL;
     XDI_GIVEN(ctx, mesh, desc, out);
     XDI_GIVEN(ctx, desc->axes);

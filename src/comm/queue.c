@@ -193,6 +193,7 @@ static xd_result xdi_queue_begin(xd_queue *queue, const xd_collective *record,
 }
 
 XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+    XDI_LIVE(xd_queue, queue);
     XDI_GIVEN(queue ? xd_comm_ctx(queue->comm) : NULL, queue, record);
     xdi_queue_messages none;
     memset(&none, 0, sizeof none);
@@ -239,6 +240,7 @@ static xd_result xdi_queue_take(xd_queue *queue, xdi_queue_slot *slot) {
 }
 
 XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket) {
+    XDI_LIVE(xd_queue, queue);
     XDI_GIVEN(queue ? xd_comm_ctx(queue->comm) : NULL, queue);
     xd_ctx *ctx = xd_comm_ctx(queue->comm);
     XD_TRY(xdi_queue_own(queue));
@@ -263,6 +265,7 @@ static xdi_queue_slot *xdi_queue_oldest(const xd_queue *queue) {
 }
 
 XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
+    XDI_LIVE(xd_queue, queue);
     XDI_GIVEN(queue ? xd_comm_ctx(queue->comm) : NULL, queue);
     const xdi_queue_slot *failed = NULL;
     xd_result order = XD_OK;
@@ -324,7 +327,7 @@ static bool xdi_queue_wants_worker(const xd_comm *comm, xd_queue_form form) {
 static xd_result xdi_queue_make(xd_comm *comm, int capacity, xd_queue **out) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const size_t slots = (size_t)capacity, arrays = (size_t)xd_comm_size(comm) * XDI_QUEUE_ARRAYS;
-    xd_queue *queue = (xd_queue *)xd_allocate(ctx, sizeof *queue);
+    xd_queue *queue = XDI_OBJECT(xd_queue, ctx, sizeof *queue);
     XD_REQUIRE(ctx, queue, XD_ERROR_MEMORY, "no room for a queue of %d records", capacity);
     queue->comm = queue->runner = comm;
     queue->process = xdi_process();
@@ -464,7 +467,7 @@ static void xdi_queue_stop(xd_queue *queue) {
 }
 
 XD_API void xd_queue_destroy(xd_queue *queue) {
-    if (!queue) return;
+    if (!queue || XDI_IS_GONE(xd_queue, queue)) return;
     xd_ctx *ctx = xd_comm_ctx(queue->comm);
     if (!xdi_queue_is_forked(queue)) xdi_queue_stop(queue);
     xdi_queue_take_up_stream(queue);

@@ -316,11 +316,14 @@ XD_API xd_result xd_thread_world_create(xd_ctx *ctx, const xd_thread_world_desc 
     XD_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
     xd_thread_world *world = xdi_threads_world_new(&xd_ctx_settings(ctx)->allocator, ranks);
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
+    XDI_BORN(xd_thread_world, ctx, world);
     *out = world;
     return XD_OK;
 }
 
 XD_API void xd_thread_world_destroy(xd_thread_world *world) {
+    if (world && XDI_IS_GONE(xd_thread_world, world)) return;
+    XDI_DEAD(world);
     while (world) {
         xd_thread_world *next = world->next;
         while (world->groups) {
@@ -343,6 +346,7 @@ static xd_result xdi_threads_compare(xd_ctx *ctx, const xdi_threads_group *group
 }
 
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out) {
+    XDI_LIVE(xd_thread_world, world);
     XDI_GIVEN(ctx, world, ctx, out);
     XD_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)",
                rank, world->root->size);

@@ -227,6 +227,7 @@ static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_
 
 XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                       xd_dmd_values *values) {
+    XDI_LIVE(xd_dmd, dmd);
     XDI_GIVEN_OF(dmd, batch);
     const bool penalty = xdi_dmd_penalised(&dmd->desc, XD_DMD_PENALTY_DIFFERENCE);
     void *perturbed = dmd->tensors.scratch;

@@ -479,7 +479,7 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
     xd_dmd plan, *d;
     xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
     const size_t host_bytes = host.peak, device_bytes = device.peak;
-    d = (xd_dmd *)xd_allocate(ctx, host_bytes);
+    d = XDI_OBJECT(xd_dmd, ctx, host_bytes);
     void *memory = d ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
     if (!memory) xd_release(ctx, d);
     XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a distillation: %zu bytes, and %zu of the device",
@@ -531,7 +531,7 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
 }
 
 XD_API void xd_dmd_destroy(xd_dmd *dmd) {
-    if (!dmd) return;
+    if (!dmd || XDI_IS_GONE(xd_dmd, dmd)) return;
     xd_ctx_kernels(dmd->ctx)->memory.release(dmd->ctx, dmd->memory);
     xd_release(dmd->ctx, dmd);
 }
@@ -544,6 +544,7 @@ XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd) {
 }
 
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
+    XDI_LIVE(xd_dmd, dmd);
     XDI_GIVEN_OF(dmd, record);
     XD_REQUIRE(dmd->ctx, record->seed == dmd->desc.seed, XD_ERROR_MISMATCH,
                "the run has seed %llu, the distillation %llu", (unsigned long long)record->seed,

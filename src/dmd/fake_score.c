@@ -139,6 +139,7 @@ static xd_fake_score_desc xdi_fake_settings(const xd_fake_score_desc *desc) {
 
 XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
                                         xd_model **out) {
+    XDI_LIVE(xd_model, teacher);
     XDI_GIVEN_OF(teacher, out);
     xd_fake_score_desc d = xdi_fake_settings(desc);
     d.shared = false;
@@ -228,6 +229,7 @@ static xd_result xdi_fake_fill(const xd_model *teacher, const xd_fake_score_desc
 
 XD_API xd_result xd_fake_score_create(const xd_model *teacher, const xd_fake_score_desc *desc,
                                       xd_model **out) {
+    XDI_LIVE(xd_model, teacher);
     XDI_GIVEN_OF(teacher, out);
     const xd_fake_score_desc d = xdi_fake_settings(desc);
     xd_model *model = NULL;

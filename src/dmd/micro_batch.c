@@ -36,6 +36,7 @@ XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch 
 }
 
 XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out) {
+    XDI_LIVE(xd_dmd, dmd);
     XDI_GIVEN_IN_PLAN(dmd ? dmd->ctx : NULL, dmd, out);
     const xd_launch launch = xd_ctx_launch(dmd->ctx);
     xd_status found;

@@ -130,6 +130,7 @@ static xd_result xdi_dmd_write_state(xd_dmd *d, xd_json_writer *w) {
 }
 
 XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text) {
+    XDI_LIVE(xd_dmd, dmd);
     XDI_GIVEN_OF(dmd, text);
     xd_json_writer writer = xd_json_writer_create(dmd->ctx);
     const char *written = NULL;
@@ -275,6 +276,7 @@ static xd_result xdi_dmd_read_state(xdi_dmd_reader *r) {
 }
 
 XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_state_desc *desc) {
+    XDI_LIVE(xd_dmd, dmd);
     XDI_GIVEN(dmd ? dmd->ctx : NULL, dmd);
     xdi_dmd_reader reader;
     xd_json *root = NULL;

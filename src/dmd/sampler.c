@@ -217,7 +217,7 @@ static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_s
     xdi_sampler_settle(&plan, ctx, desc);
     xdi_sampler_lay_out(&plan, &host, &device);
     const size_t host_bytes = host.peak, device_bytes = device.peak;
-    s = (xd_sampler *)xd_allocate(ctx, host_bytes);
+    s = XDI_OBJECT(xd_sampler, ctx, host_bytes);
     void *memory = s ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
     if (!memory) xd_release(ctx, s);
     XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a sampler: %zu bytes, and %zu of the device",
@@ -257,7 +257,7 @@ XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_
 }
 
 XD_API void xd_sampler_destroy(xd_sampler *sampler) {
-    if (!sampler) return;
+    if (!sampler || XDI_IS_GONE(xd_sampler, sampler)) return;
     xd_ctx_kernels(sampler->d.ctx)->memory.release(sampler->d.ctx, sampler->d.memory);
     xd_release(sampler->d.ctx, sampler);
 }
@@ -329,6 +329,7 @@ static xd_result xdi_sampler_many(xd_sampler *s, const xd_dmd_batch *batch, void
 }
 
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
+    XDI_LIVE(xd_sampler, sampler);
     XDI_GIVEN(sampler ? sampler->d.ctx : NULL, sampler, batch);
     xd_dmd *d = &sampler->d;
     void *input = d->tensors.input;

@@ -245,6 +245,7 @@ static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_d
 }
 
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {
+    XDI_LIVE(xd_dmd, dmd);
     XDI_GIVEN_OF(dmd, batch);
     xdi_dmd_source source;
     xd_dmd_values shared;
@@ -269,6 +270,7 @@ XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *use
 
 XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user,
                                      xd_dmd_values *values) {
+    XDI_LIVE(xd_dmd, dmd);
     XDI_GIVEN_OF(dmd, batch);
     xdi_dmd_source source;
     xd_dmd_values shared;

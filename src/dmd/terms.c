@@ -106,6 +106,7 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t micro_batch, const 
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                 xd_dmd_values *values) {
+    XDI_LIVE(xd_dmd, dmd);
     XDI_GIVEN_OF(dmd, batch);
     const double *weights = NULL;
     XD_TRY(xdi_dmd_check_batch(dmd, micro_batch, batch, dmd->desc.sizes.step_samples));
@@ -149,6 +150,7 @@ static xd_result xdi_dmd_denoise(xd_dmd *d, int64_t samples, double *value) {
 
 XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                    xd_dmd_values *values) {
+    XDI_LIVE(xd_dmd, dmd);
     XDI_GIVEN_OF(dmd, batch);
     xd_network_call call;
     XD_TRY(xdi_dmd_check_batch(dmd, micro_batch, batch, dmd->desc.sizes.step_samples));

@@ -369,7 +369,7 @@ XD_API xd_result xd_weights_open(xd_ctx *ctx, const xd_weights_desc *desc, xd_we
     XD_REQUIRE(ctx, sources == 1, XD_ERROR_ARGUMENT, "%d of directory, file and data are given, not one",
                sources);
     const char *name = desc->directory ? desc->directory : desc->file ? desc->file : "memory";
-    xd_weights *r = (xd_weights *)xd_allocate(ctx, sizeof *r);
+    xd_weights *r = XDI_OBJECT(xd_weights, ctx, sizeof *r);
     XD_REQUIRE(ctx, r, XD_ERROR_MEMORY, "%s: no room for a model", name);
     r->ctx = ctx;
     r->directory = name;
@@ -383,7 +383,7 @@ XD_API xd_result xd_weights_open(xd_ctx *ctx, const xd_weights_desc *desc, xd_we
 }
 
 XD_API void xd_weights_close(xd_weights *r) {
-    if (!r) return;
+    if (!r || XDI_IS_GONE(xd_weights, r)) return;
     if (!r->model) xdi_whole_close_files(r);
     xdi_weights_files_close(r->model);
     xd_release(r->ctx, r->infos);
@@ -542,6 +542,7 @@ static xd_result xdi_whole_read_box(xd_weights *r, int64_t index, const int64_t 
 
 XD_API xd_result xd_weights_read(xd_weights *r, int64_t index, const xd_weights_read_desc *desc,
                                  void *destination) {
+    XDI_LIVE(xd_weights, r);
     static const int64_t zeros[XDI_PIECE_DIMS] = { 0 };
     XDI_GIVEN(r ? r->ctx : NULL, r);
     XD_REQUIRE(r->ctx, index >= 0 && index < r->tensor_count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",

@@ -336,7 +336,7 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
 
 static xd_result xdi_weights_writer_of_file(xd_ctx *ctx, const xd_weights_writer_desc *desc,
                                             xd_weights_writer **out) {
-    xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w);
+    xd_weights_writer *w = XDI_OBJECT(xd_weights_writer, ctx, sizeof *w);
     XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a writer", desc->file);
     w->ctx = ctx;
     const xd_result result = xdi_safetensors_writer_create(ctx, desc->file, desc, &w->single);
@@ -355,7 +355,7 @@ static xd_result xdi_weights_writer_of_directory(xd_ctx *ctx, const xd_weights_w
     XD_REQUIRE(ctx, desc->metadata_count >= 0 && (desc->metadata || desc->metadata_count == 0),
                XD_ERROR_ARGUMENT, "%lld pairs of metadata", (long long)desc->metadata_count);
     const size_t length = strlen(directory) + 1, lock = length + sizeof XDI_WEIGHTS_LOCK;
-    xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w + length + lock);
+    xd_weights_writer *w = XDI_OBJECT(xd_weights_writer, ctx, sizeof *w + length + lock);
     XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a model writer", directory);
     w->ctx = ctx;
     w->directory = (char *)(w + 1);
@@ -384,6 +384,7 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const xd_weights_writer_d
 
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data) {
+    XDI_LIVE(xd_weights_writer, w);
     XDI_GIVEN(w ? w->ctx : NULL, w);
     if (w->single) return xdi_safetensors_writer_write(w->single, index, first_byte, bytes, data);
     XD_REQUIRE(w->ctx, index >= 0 && index < w->first[w->shards], XD_ERROR_ARGUMENT, "tensor %lld of %lld",
@@ -458,6 +459,8 @@ static void xdi_weights_undo(xd_weights_writer *w) {
 }
 
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
+    XDI_LIVE(xd_weights_writer, w);
+    XDI_CALL(w ? w->ctx : NULL);
     const xd_result given = XDI_CHECK_GIVEN(w ? w->ctx : NULL, w);
     if (given != XD_OK) {
         xd_weights_writer_abort(w);
@@ -481,7 +484,7 @@ XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
 }
 
 XD_API void xd_weights_writer_abort(xd_weights_writer *w) {
-    if (!w) return;
+    if (!w || XDI_IS_GONE(xd_weights_writer, w)) return;
     if (w->single) {
         xdi_safetensors_writer_abort(w->single);
         xd_release(w->ctx, w);

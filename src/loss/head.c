@@ -454,6 +454,7 @@ static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out
 
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out) {
     XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
+    XDI_LIVE(xd_vocab, desc->loss.vocab);
     xdi_head_plan plan;
     void *owned = NULL;
     memset(&plan, 0, sizeof plan);

@@ -72,7 +72,11 @@ typedef struct xdi_reduction {
     xd_comm *comm;
     xd_status *status;
     double hard_weight, soft_weight; /* soft_weight includes tau^2 */
+    int64_t vocabulary;              /* labels are below it */
 } xdi_reduction;
+
+/* vocab.c: as xd_status_check, of labels below `vocabulary`; 0: unknown. */
+XD_PRIVATE xd_result xdi_status_check(xd_ctx *ctx, const xd_status *status, int64_t vocabulary);
 
 /* The reduction of a loss over `rows` rows; the two weights are still zero. */
 XD_PRIVATE xdi_reduction xdi_reduction_of(const xd_loss_common *common, int64_t rows);

@@ -20,6 +20,7 @@ XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
 
 XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
     xdi_reduction in = xdi_reduction_of(&d->common, d->student.rows);
+    if (d->vocab) in.vocabulary = xd_vocab_describe(d->vocab).size;
     in.hard_weight = d->hard_weight;
     in.soft_weight = d->soft_weight;
     if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED)

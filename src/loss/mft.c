@@ -125,6 +125,7 @@ static xd_result xdi_mft_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_val
 
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
+    XDI_LIVE(xd_vocab, desc->vocab);
     if (desc->divergence == XD_MFT) return xdi_mft_loss(ctx, desc, out);
     if (desc->divergence == XD_COSINE) return xdi_cosine_loss(ctx, desc, out);
     return xdi_loss_of_rows(ctx, desc, out);

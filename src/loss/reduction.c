@@ -105,7 +105,7 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
         XD_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
                                          XD_RECORD_WORDS, XD_DTYPE_I64));
     XD_TRY(kernels->rows.finish(&launch, args));
-    if (!in->status) XD_TRY(xd_status_check(ctx, &found));
+    if (!in->status) XD_TRY(xdi_status_check(ctx, &found, in->vocabulary));
     if (host) *out = values;
     return XD_OK;
 }

@@ -318,6 +318,7 @@ static xd_result xdi_log_probs_run(xd_ctx *ctx, const xd_log_probs_desc *d) {
 
 XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc) {
     XDI_GIVEN(ctx, ctx, desc);
+    XDI_LIVE(xd_vocab, desc->vocab);
     XDI_GIVEN(ctx, desc->vocab);
     xdi_call_room_open(ctx, desc->workspace, desc->workspace_bytes);
     const xd_result result = xdi_log_probs_run(ctx, desc);
@@ -341,6 +342,7 @@ static xd_result xdi_log_probs_check_gradient(xd_ctx *ctx, const xd_log_probs_de
 XD_API xd_result xd_log_probs_backward(xd_ctx *ctx, const xd_log_probs_desc *desc,
                                        const xd_log_probs_gradient *gradient) {
     XDI_GIVEN(ctx, ctx, desc);
+    XDI_LIVE(xd_vocab, desc->vocab);
     XDI_GIVEN(ctx, desc->vocab);
     const xd_log_probs_desc *d = desc;
     xd_result mine = XDI_CHECK_GIVEN(ctx, gradient);

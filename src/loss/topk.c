@@ -65,6 +65,7 @@ XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd
 
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids) {
+    XDI_LIVE(xd_vocab, vocab);
     XDI_GIVEN(ctx, ctx, vocab);
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const int64_t most = k < info.size ? k : info.size;

@@ -36,6 +36,7 @@ static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
 static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
     const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
     xdi_reduction in = xdi_reduction_of(&d->common, d->student.rows);
+    if (d->vocab) in.vocabulary = xd_vocab_describe(d->vocab).size;
     in.soft_weight = squared ? d->temperature * d->temperature : 1.0;
     return in;
 }
@@ -263,6 +264,7 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
 
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out) {
     XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
+    XDI_LIVE(xd_vocab, desc->vocab);
     xdi_topk_kl_plan plan;
     void *owned = NULL;
     xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);

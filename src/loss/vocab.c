@@ -2,6 +2,8 @@
 
 #include "loss/internal.h"
 
+#include <stdio.h>
+
 struct xd_vocab {
     xd_ctx *ctx;
     xd_comm *tp;
@@ -42,7 +44,7 @@ static size_t xdi_vocab_words(int ranks) {
 }
 
 static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
-    xd_vocab *vocab = (xd_vocab *)xd_allocate(ctx, sizeof *vocab);
+    xd_vocab *vocab = XDI_OBJECT(xd_vocab, ctx, sizeof *vocab);
     if (!vocab) return NULL;
     vocab->ctx = ctx;
     vocab->tp = tp && xd_comm_size(tp) > 1 ? tp : NULL;
@@ -110,7 +112,7 @@ XD_API xd_result xd_vocab_create(xd_ctx *ctx, const xd_vocab_desc *desc, xd_voca
 }
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
-    if (!vocab) return;
+    if (!vocab || XDI_IS_GONE(xd_vocab, vocab)) return;
     vocab->memory->release(vocab->ctx, vocab->device_offsets);
     xd_release(vocab->ctx, vocab->offsets);
     xd_release(vocab->ctx, vocab);
@@ -138,8 +140,20 @@ XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab) {
     return shard;
 }
 
-XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
-    XDI_GIVEN_IN_PLAN(ctx, ctx, status);
+/* What labels may be: the commonest slip is an array of 32 bits that is read as one of 64. */
+static const char *xdi_status_bound(const xd_status *status, int64_t vocabulary, char *text, size_t size) {
+    char below[40] = "below the vocabulary's size";
+    text[0] = '\0';
+    if (vocabulary > 0) snprintf(below, sizeof below, "0 to %lld", (long long)vocabulary - 1);
+    if (status->label_out_of_range > 0)
+        snprintf(text, size,
+                 "; labels are %s, or ignore_index; labels of 32 bits are xd_ids_of(labels, XD_DTYPE_I32)",
+                 below);
+    return text;
+}
+
+XD_PRIVATE xd_result xdi_status_check(xd_ctx *ctx, const xd_status *status, int64_t vocabulary) {
+    char bound[160];
     XD_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
                (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
@@ -147,10 +161,16 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
                (long long)status->large_norms);
     XD_REQUIRE(
         ctx, clean, XD_ERROR_DATA,
-        "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %.10g",
+        "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %.10g%s",
         (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
-        (long long)status->first_row, status->first_value);
+        (long long)status->first_row, status->first_value,
+        xdi_status_bound(status, vocabulary, bound, sizeof bound));
     return XD_OK;
+}
+
+XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
+    XDI_GIVEN_IN_PLAN(ctx, ctx, status);
+    return xdi_status_check(ctx, status, 0);
 }
 
 XD_PRIVATE xd_result xdi_rows_check(xd_ctx *ctx, const char *name, const xd_rows *rows) {

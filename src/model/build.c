@@ -387,7 +387,7 @@ static xd_result xdi_builder_open(xdi_builder *b, const xd_stages *existing) {
             result = XD_FAIL(b->ctx, XD_ERROR_STATE, "stage %d of %d is wrapped already", i, existing->count);
     XD_TRY(xd_agree(b->world, result));
     XD_TRY(xdi_builder_agree_settings(b, existing != NULL));
-    b->built = (xd_built *)xd_allocate(b->ctx, sizeof *b->built);
+    b->built = XDI_OBJECT(xd_built, b->ctx, sizeof *b->built);
     result = xd_agree(
         b->world,
         b->built ? XD_OK : XD_FAIL(b->ctx, XD_ERROR_MEMORY, "no room for %d stages", (int)XD_STAGES_MAX));
@@ -425,7 +425,7 @@ XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **
 }
 
 XD_API void xd_built_destroy(xd_built *built) {
-    if (!built) return;
+    if (!built || XDI_IS_GONE(xd_built, built)) return;
     for (int i = built->list.count - 1; i >= 0; i--) {
         xd_stage *stage = &built->list.stages[i];
         xd_parallel_destroy(stage->parallel);

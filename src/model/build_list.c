@@ -103,6 +103,8 @@ static xd_tensor_part xdi_built_part(const xd_built *built, const xd_weight *of)
 
 XD_API xd_result xd_built_params(const xd_built *built, const xd_model *whole, int64_t capacity,
                                  xd_param *params, int64_t *count) {
+    XDI_LIVE(xd_built, built);
+    XDI_LIVE(xd_model, whole);
     XDI_GIVEN(NULL, built);
     XDI_GIVEN(xdi_built_ctx(built), whole, count);
     int64_t at = 0;
@@ -114,6 +116,8 @@ XD_API xd_result xd_built_params(const xd_built *built, const xd_model *whole, i
 
 XD_API xd_result xd_built_parts(const xd_built *built, const xd_model *whole, int64_t capacity,
                                 xd_tensor_part *parts, int64_t *count) {
+    XDI_LIVE(xd_built, built);
+    XDI_LIVE(xd_model, whole);
     XDI_GIVEN(NULL, built);
     XDI_GIVEN(xdi_built_ctx(built), whole, count);
     int64_t at = 0;

@@ -103,7 +103,7 @@ static xd_result xdi_grid_compute(xd_ctx *ctx, const xd_expert_desc *d, int rank
 /* The grid without groups, or none on any rank. */
 static xd_result xdi_grid_open(xd_comm *world, const xd_expert_desc *d, xd_grid **out) {
     xd_ctx *ctx = xd_comm_ctx(world);
-    xd_grid *grid = (xd_grid *)xd_allocate(ctx, sizeof *grid);
+    xd_grid *grid = XDI_OBJECT(xd_grid, ctx, sizeof *grid);
     const xd_result result =
         xd_agree(world, grid ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a grid"));
     if (result != XD_OK) {
@@ -149,7 +149,7 @@ XD_API const xd_groups *xd_grid_groups(const xd_grid *grid) {
 }
 
 XD_API void xd_grid_destroy(xd_grid *grid) {
-    if (!grid) return;
+    if (!grid || XDI_IS_GONE(xd_grid, grid)) return;
     for (int i = grid->split_count - 1; i >= 0; i--) xd_comm_destroy(grid->splits[i]);
     xd_mesh_destroy(grid->expert);
     xd_mesh_destroy(grid->dense);

@@ -96,8 +96,9 @@ static xd_result xdi_model_begin_add(xd_block *parent, const char *name, char **
 
 XD_API xd_result xd_model_create(xd_ctx *ctx, const xd_model_desc *desc, xd_model **out) {
     XDI_GIVEN(ctx, ctx, out);
-    xd_model *model = (xd_model *)xd_allocate(ctx, sizeof *model);
+    xd_model *model = XDI_OBJECT(xd_model, ctx, sizeof *model);
     XD_REQUIRE(ctx, model, XD_ERROR_MEMORY, "no room for a model");
+    XDI_BORN(xd_block, ctx, &model->root);
     model->ctx = ctx;
     if (desc) model->desc = *desc;
     model->root.model = model;
@@ -135,6 +136,7 @@ static void xdi_block_append(xd_block *parent, xd_block *block) {
 }
 
 XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_block **out) {
+    XDI_LIVE(xd_block, parent);
     XDI_GIVEN(parent ? parent->model->ctx : NULL, parent, desc);
     xd_model *model = parent->model;
     xd_ctx *ctx = model->ctx;
@@ -142,7 +144,7 @@ XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_bl
     XD_REQUIRE(ctx, (int)desc->unit >= 0 && desc->unit <= XD_UNIT_NEVER, XD_ERROR_ARGUMENT,
                "block \"%.80s\": unit %d is unknown", desc->name ? desc->name : "", (int)desc->unit);
     XD_TRY(xdi_model_begin_add(parent, desc->name, &full));
-    xd_block *block = (xd_block *)xd_allocate(ctx, sizeof *block);
+    xd_block *block = XDI_OBJECT(xd_block, ctx, sizeof *block);
     char *type = desc->type ? xdi_model_copy(ctx, desc->type) : NULL;
     if (!block || (desc->type && !type)) {
         const xd_result result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for block \"%.80s\"", full);
@@ -323,12 +325,13 @@ static xd_result xdi_weight_set_up(xd_weight *weight, xd_block *block, const xd_
 }
 
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out) {
+    XDI_LIVE(xd_block, block);
     XDI_GIVEN(block ? block->model->ctx : NULL, block, desc);
     xd_model *model = block->model;
     char *full = NULL;
     XD_TRY(xdi_model_begin_add(block, desc->name, &full));
     const size_t more = xdi_weight_is_padded(desc) ? sizeof(xd_region) : 0;
-    xd_weight *weight = (xd_weight *)xd_allocate(model->ctx, sizeof *weight + more);
+    xd_weight *weight = XDI_OBJECT(xd_weight, model->ctx, sizeof *weight + more);
     const xd_result result = weight
                                  ? xdi_weight_set_up(weight, block, desc, full)
                                  : XD_FAIL(model->ctx, XD_ERROR_MEMORY, "no room for weight \"%.80s\"", full);
@@ -366,6 +369,7 @@ static xd_result xdi_weight_thaw(xd_weight *weight) {
 }
 
 XD_API xd_result xd_weight_set_frozen(xd_weight *weight, bool frozen) {
+    XDI_LIVE(xd_weight, weight);
     XDI_GIVEN(NULL, weight);
     return frozen ? xdi_weight_freeze(weight) : xdi_weight_thaw(weight);
 }
@@ -415,7 +419,8 @@ XD_PRIVATE void xdi_inputs_forget(xd_inputs *inputs) {
 }
 
 XD_API void xd_model_destroy(xd_model *model) {
-    if (!model) return;
+    if (!model || XDI_IS_GONE(xd_model, model)) return;
+    XDI_DEAD(&model->root);
     xd_ctx *ctx = model->ctx;
     for (size_t i = 0; i < model->name_room; i++) {
         const xdi_model_named *entry = &model->names[i];

@@ -38,6 +38,7 @@ XD_PRIVATE xd_result xdi_weight_fill(xd_ctx *ctx, const xd_weight *weight, xd_in
 }
 
 XD_API xd_result xd_model_init_weights(xd_model *model) {
+    XDI_LIVE(xd_model, model);
     XDI_GIVEN(model ? model->ctx : NULL, model);
     XD_TRY(xdi_model_require_storage(model));
     for (int64_t i = 0; i < model->weight_count; i++) {

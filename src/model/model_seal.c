@@ -90,6 +90,7 @@ static xd_result xdi_model_check_storage(const xd_model *model) {
 /* ---- the end ---- */
 
 XD_API xd_result xd_model_seal(xd_model *model) {
+    XDI_LIVE(xd_model, model);
     XDI_GIVEN(model ? model->ctx : NULL, model);
     XD_REQUIRE(model->ctx, !model->sealed, XD_ERROR_STATE, "a model of %lld weights is sealed already",
                (long long)model->weight_count);

@@ -60,6 +60,7 @@ XD_PRIVATE xd_result xdi_model_take(xd_model *model, xdi_take what) {
 }
 
 XD_API xd_result xd_model_allocate(xd_model *model) {
+    XDI_LIVE(xd_model, model);
     XDI_GIVEN(NULL, model);
     return xdi_model_take(model, XDI_TAKE_ALL);
 }
@@ -76,6 +77,7 @@ XD_PRIVATE void xdi_model_release(xd_model *model) {
 }
 
 XD_API xd_result xd_weight_set_ready(xd_weight *weight) {
+    XDI_LIVE(xd_weight, weight);
     XDI_GIVEN(NULL, weight);
     xd_weight *owner = weight->owner;
     XD_REQUIRE(weight->model->ctx, owner->value || owner->count == 0, XD_ERROR_STATE,
@@ -161,6 +163,7 @@ XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
 }
 
 XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count) {
+    XDI_LIVE(xd_model, model);
     XDI_GIVEN_IN_PLAN(model ? model->ctx : NULL, model, count);
     XD_TRY(xdi_model_require_storage(model));
     int64_t n = 0, at = 0;

@@ -368,6 +368,7 @@ static xd_result xdi_parallel_create(xdi_place *kind, const xd_fsdp_desc *d, xd_
 }
 
 XD_API xd_result xd_ddp_create(xd_model *model, const xd_ddp_desc *desc, xd_parallel **out) {
+    XDI_LIVE(xd_model, model);
     XDI_GIVEN(model ? model->ctx : NULL, desc);
     XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, desc->data, model, desc->data, out);
     xdi_place kind;
@@ -379,6 +380,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, const xd_ddp_desc *desc, xd_para
 }
 
 XD_API xd_result xd_fsdp_create(xd_model *model, const xd_fsdp_desc *desc, xd_parallel **out) {
+    XDI_LIVE(xd_model, model);
     XDI_GIVEN(model ? model->ctx : NULL, desc);
     XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, desc->data, model, desc->data, out);
     xd_fsdp_desc d;
@@ -446,7 +448,7 @@ static void xdi_parallel_free(xd_parallel *p) {
 }
 
 XD_API void xd_parallel_destroy(xd_parallel *p) {
-    if (!p) return;
+    if (!p || XDI_IS_GONE(xd_parallel, p)) return;
     xdi_store_land(&p->store);
     if (p->experts) xdi_store_land(&p->experts->store);
     xdi_model_detach(p->place.model, p->place.model->parallel == p);
@@ -560,6 +562,7 @@ XD_PRIVATE xd_tensor_part xdi_weight_kept_part(const xd_weight *w) {
 
 XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_param *params,
                                     int64_t *count) {
+    XDI_LIVE(xd_parallel, p);
     XDI_GIVEN_IN_PLAN(p ? p->place.model->ctx : NULL, p, count);
     const xd_model *model = p->place.model;
     int64_t at = 0;
@@ -571,6 +574,7 @@ XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_p
 
 XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count) {
+    XDI_LIVE(xd_parallel, p);
     XDI_GIVEN_IN_PLAN(p ? p->place.model->ctx : NULL, p, count);
     const xd_model *model = p->place.model;
     int64_t at = 0;
@@ -756,6 +760,7 @@ static void xdi_step_warn_dropped(const xdi_place *place, const xdi_step *step) 
 }
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
+    XDI_LIVE(xd_parallel, p);
     XDI_GIVEN(p ? p->place.ctx : NULL, p);
     XD_TRY(xdi_parallel_agree_publish(p));
     XD_TRY(xdi_replicas_check(p));
@@ -813,6 +818,8 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
+    XDI_LIVE(xd_parallel, parallel);
+    XDI_LIVE(xd_weight, weight);
     XDI_GIVEN(parallel ? parallel->place.ctx : NULL, parallel);
     xd_parallel *p =
         parallel->experts && weight && xdi_weight_is_expert(weight) ? parallel->experts : parallel;
@@ -855,6 +862,7 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
 }
 
 XD_API xd_result xd_parallel_push_micro_batch(xd_parallel *p) {
+    XDI_LIVE(xd_parallel, p);
     XDI_GIVEN(p ? p->place.ctx : NULL, p);
     XD_TRY(xdi_parallel_check_push(p));
     for (int64_t i = 0; i < p->place.model->weight_count; i++) {

@@ -22,7 +22,7 @@ XD_PRIVATE void xdi_place_set_rank(xdi_place *place, int rank, int ranks, int re
 }
 
 XD_PRIVATE xd_parallel *xdi_parallel_at(const xdi_place *place) {
-    xd_parallel *p = (xd_parallel *)xd_allocate(place->ctx, sizeof *p);
+    xd_parallel *p = XDI_OBJECT(xd_parallel, place->ctx, sizeof *p);
     if (!p) return NULL;
     p->place = *place;
     p->store.place = &p->place;

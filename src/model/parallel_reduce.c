@@ -337,6 +337,7 @@ static xd_result xdi_finish_reduce(xd_parallel *p, xd_result mine) {
 }
 
 XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
+    XDI_LIVE(xd_parallel, p);
     XDI_GIVEN(p ? p->place.ctx : NULL, p);
     XD_TRY(xdi_finish_check_reduce(&p->place));
     return xdi_parallel_end_reduce(p, xdi_finish_reduce(p, xdi_parallel_reduce_data(p)));

@@ -16,11 +16,13 @@ static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
                "a backward of block \"%.80s\" after xd_parallel_reduce: xd_parallel_publish ends the step",
                b->name);
     XD_REQUIRE(ctx, pass.micro_batch >= 0 && pass.micro_batch < micro_batches, XD_ERROR_ARGUMENT,
-               "micro-batch %lld of block \"%.80s\": this rank has %lld", (long long)pass.micro_batch,
-               b->name, (long long)micro_batches);
+               "micro-batch %lld of block \"%.80s\": this rank has %lld; .micro_batch of an xd_pass counts "
+               "this rank's from 0, and xd_parallel_micro_batch has the number among all",
+               (long long)pass.micro_batch, b->name, (long long)micro_batches);
     XD_REQUIRE(ctx, pass.micro_batch == b->micro_batch, XD_ERROR_STATE,
-               "micro-batch %lld of block \"%.80s\", whose next one is %lld", (long long)pass.micro_batch,
-               b->name, (long long)b->micro_batch);
+               "micro-batch %lld of block \"%.80s\", whose next one is %lld: .micro_batch of an xd_pass "
+               "counts the backward passes of each block, from 0",
+               (long long)pass.micro_batch, b->name, (long long)b->micro_batch);
     return xdi_gradient_check_micro_batch(&p->place, b, pass.micro_batch);
 }
 
@@ -92,6 +94,7 @@ static xd_result xdi_block_explain(const xd_block *block, xd_pass pass, bool end
 }
 
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
+    XDI_LIVE(xd_block, block);
     XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     xd_block_view shown;
@@ -116,6 +119,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
 }
 
 XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch) {
+    XDI_LIVE(xd_block, block);
     XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     xd_pass pass;
@@ -132,6 +136,7 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch) {
 }
 
 XD_API xd_result xd_block_end(xd_block *block) {
+    XDI_LIVE(xd_block, block);
     XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     XD_REQUIRE(block->model->ctx, block->open > 0, XD_ERROR_STATE, "block \"%.80s\" is not open",

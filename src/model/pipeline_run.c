@@ -260,7 +260,7 @@ static xd_result xdi_pipeline_divide(xd_pipeline *p) {
 static xd_result xdi_pipeline_make(xd_comm *comm, const xd_pipeline_run_desc *d,
                                    const xdi_pipeline_sizes *sizes, xd_pipeline **out) {
     xd_ctx *ctx = xd_comm_ctx(comm);
-    xd_pipeline *p = (xd_pipeline *)xd_allocate(ctx, sizes->host);
+    xd_pipeline *p = XDI_OBJECT(xd_pipeline, ctx, sizes->host);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "no room for a pipeline of %" PRId64 " micro-batches",
                d->schedule.micro_batches);
     *out = p;
@@ -320,7 +320,7 @@ XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_des
 }
 
 XD_API void xd_pipeline_destroy(xd_pipeline *pipeline) {
-    if (!pipeline) return;
+    if (!pipeline || XDI_IS_GONE(xd_pipeline, pipeline)) return;
     xd_ctx *ctx = pipeline->ctx;
     if (pipeline->memory) xd_ctx_kernels(ctx)->memory.release(ctx, pipeline->memory);
     xd_release(ctx, pipeline);
@@ -584,6 +584,7 @@ static xd_result xdi_pipeline_go(xd_pipeline *p, const xd_pipeline_calls *calls)
 }
 
 XD_API xd_result xd_pipeline_run(xd_pipeline *pipeline, const xd_pipeline_calls *calls, double *values) {
+    XDI_LIVE(xd_pipeline, pipeline);
     XDI_GIVEN_OF(pipeline, calls);
     const int64_t count = pipeline->sizes.values;
     XD_TRY(xdi_pipeline_go(pipeline, calls));

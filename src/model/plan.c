@@ -113,6 +113,7 @@ static xd_memory_bytes xdi_plan_queues(const xd_memory_plan_desc *d, const xd_fs
 
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out) {
+    XDI_LIVE(xd_model, model);
     XDI_GIVEN_IN_PLAN(model ? model->ctx : NULL, model, desc, out);
     xd_memory_plan plan;
     xd_fsdp_desc settings;
@@ -178,6 +179,7 @@ static void xdi_plan_write_row(xd_ctx *ctx, const xd_build_report *report, const
 }
 
 XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc, xd_build_report report) {
+    XDI_LIVE(xd_model, model);
     XDI_GIVEN_IN_PLAN(model ? model->ctx : NULL, model, desc);
     size_t columns[XDI_PLAN_COLUMNS], max[XDI_PLAN_COLUMNS] = { 0 }, sum[XDI_PLAN_COLUMNS] = { 0 };
     const int ranks = xdi_plan_ranks(desc) * xdi_plan_groups(desc);

@@ -51,6 +51,7 @@ static xd_result xdi_inputs_check(const xd_model *model, const xd_inputs_desc *d
 }
 
 XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, xd_inputs **out) {
+    XDI_LIVE(xd_model, model);
     XDI_GIVEN_IN_PLAN(model ? model->ctx : NULL, model, desc, out);
     XD_TRY(xdi_inputs_check(model, desc));
     xd_ctx *ctx = model->ctx;
@@ -64,8 +65,7 @@ XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, x
         *out = NULL;
         return xdi_plan_add(ctx, xdi_inputs_bytes(model, desc));
     }
-    xd_inputs *inputs =
-        (xd_inputs *)xd_allocate(ctx, sizeof *inputs + places * sizeof *inputs->micro_batches);
+    xd_inputs *inputs = XDI_OBJECT(xd_inputs, ctx, sizeof *inputs + places * sizeof *inputs->micro_batches);
     unsigned char *memory = inputs ? (unsigned char *)xd_ctx_kernels(ctx)->memory.allocate(ctx, data) : NULL;
     if (!memory) xd_release(ctx, inputs);
     XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %llu inputs of %llu bytes",
@@ -86,7 +86,7 @@ XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, x
 }
 
 XD_API void xd_inputs_destroy(xd_inputs *inputs) {
-    if (!inputs) return;
+    if (!inputs || XDI_IS_GONE(xd_inputs, inputs)) return;
     xd_ctx *ctx = inputs->model->ctx;
     inputs->model->inputs = NULL;
     xd_ctx_kernels(ctx)->memory.release(ctx, inputs->memory);
@@ -123,6 +123,7 @@ static int64_t xdi_inputs_find(const xd_inputs *inputs, const xd_block *b, int64
 }
 
 XD_API xd_result xd_inputs_keep(xd_block *block, int64_t micro_batch, const void *input, size_t bytes) {
+    XDI_LIVE(xd_block, block);
     XDI_GIVEN(block ? block->model->ctx : NULL, block);
     XDI_GIVEN_LIST(block->model->ctx, input, bytes);
     xd_ctx *ctx = block->model->ctx;
@@ -169,6 +170,7 @@ static xd_result xdi_recompute_check(const xd_block *b, int64_t micro_batch) {
 }
 
 XD_API xd_result xd_recompute(xd_block *block, int64_t micro_batch, xd_forward forward) {
+    XDI_LIVE(xd_block, block);
     XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_inputs *inputs = block->model->inputs;
     xd_block_view view;

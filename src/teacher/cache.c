@@ -334,7 +334,7 @@ static xd_result xdi_cache_check(xd_teacher_cache *c, const xd_projection_origin
 
 static xd_teacher_cache *xdi_cache_new(xd_ctx *ctx, const char *path) {
     const size_t length = strlen(path) + 1;
-    xd_teacher_cache *c = (xd_teacher_cache *)xd_allocate(ctx, sizeof *c + length);
+    xd_teacher_cache *c = XDI_OBJECT(xd_teacher_cache, ctx, sizeof *c + length);
     if (!c) return NULL;
     c->ctx = ctx;
     c->path = (char *)(c + 1);
@@ -376,7 +376,7 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
 XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const xd_teacher_cache_open_desc *desc,
                                        xd_teacher_cache **out) {
     XDI_GIVEN(ctx, ctx, desc, out);
-    if (!desc->path) XDI_GIVEN(ctx, desc->data);
+    if (!desc->path) XD_TRY(XDI_CHECK_GIVEN(ctx, desc->data));
     const char *name = desc->path ? desc->path : "teacher cache";
     xd_teacher_cache *c = xdi_cache_new(ctx, name);
     XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", name);
@@ -387,7 +387,7 @@ XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const xd_teacher_cache_open_
 }
 
 XD_API void xd_teacher_cache_close(xd_teacher_cache *cache) {
-    if (!cache) return;
+    if (!cache || XDI_IS_GONE(xd_teacher_cache, cache)) return;
     const xd_files *files = &xd_ctx_settings(cache->ctx)->files;
     if (cache->mapped) files->unmap(files->user, cache->file, cache->bytes);
     if (cache->open) files->close(files->user, cache->handle); /* nothing was written */
@@ -404,6 +404,7 @@ XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *c
 
 XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
                                                 xd_cached_document *out) {
+    XDI_LIVE(xd_teacher_cache, cache);
     XDI_GIVEN(ctx, ctx, cache, out);
     XD_REQUIRE(ctx, d >= 0 && d < cache->info.documents, XD_ERROR_ARGUMENT, "%s: document %lld of %lld",
                cache->path, (long long)d, (long long)cache->info.documents);
@@ -460,6 +461,7 @@ XD_PRIVATE void xdi_cache_entries(const xd_teacher_cache *c, int64_t position, i
 
 XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache,
                                        const xd_teacher_cache_read_desc *desc) {
+    XDI_LIVE(xd_teacher_cache, cache);
     XDI_GIVEN(ctx, ctx, cache, desc);
     const xd_teacher_cache *c = cache;
     const int64_t first = desc->first, count = desc->count;

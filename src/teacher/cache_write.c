@@ -78,7 +78,7 @@ static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_
                "teacher caches are written from logits on the CPU only");
     XD_TRY(xdi_cache_validate(ctx, path, d));
     const size_t length = strlen(path) + 1;
-    xd_teacher_cache_writer *w = (xd_teacher_cache_writer *)xd_allocate(ctx, sizeof *w + length);
+    xd_teacher_cache_writer *w = XDI_OBJECT(xd_teacher_cache_writer, ctx, sizeof *w + length);
     XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     *out = w;
     w->ctx = ctx;
@@ -107,7 +107,7 @@ XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const xd_teacher_ca
 }
 
 XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *w) {
-    if (!w) return;
+    if (!w || XDI_IS_GONE(xd_teacher_cache_writer, w)) return;
     xdi_publish_abort(w->file);
     xd_vocab_destroy(w->own_vocab);
     xd_release(w->ctx, w->documents);
@@ -135,6 +135,7 @@ static xd_result xdi_cache_add_document(xd_teacher_cache_writer *w, const void *
 
 XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *w, const void *text,
                                                   size_t bytes) {
+    XDI_LIVE(xd_teacher_cache_writer, w);
     XDI_GIVEN(w ? w->ctx : NULL, w);
     XD_TRY(xdi_vocab_agree(w->tp, NULL, xdi_cache_add_document(w, text, bytes)));
     xd_cached_document *document = &w->documents[w->document_count++];
@@ -325,6 +326,7 @@ static void xdi_cache_advance(xd_teacher_cache_writer *w, const xd_teacher_cache
 
 XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *w,
                                                 const xd_teacher_cache_block *block) {
+    XDI_LIVE(xd_teacher_cache_writer, w);
     XDI_GIVEN_OF(w, block);
     xd_arena arena = xd_arena_over(NULL, 0);
     xdi_cache_rows r;
@@ -401,6 +403,8 @@ static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
 }
 
 XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *w) {
+    XDI_LIVE(xd_teacher_cache_writer, w);
+    XDI_CALL(w ? w->ctx : NULL);
     const xd_result given = XDI_CHECK_GIVEN(w ? w->ctx : NULL, w);
     if (!w) return given;
     const xd_result result = xdi_vocab_agree(w->tp, NULL, given == XD_OK ? xdi_cache_end(w) : given);

@@ -111,7 +111,7 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
     xdi_route_default_side(&d, &whole, &d.student);
     XD_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
     XD_TRY(xdi_route_agree_settings(comm, &d));
-    xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
+    xd_route *route = XDI_OBJECT(xd_route, ctx, sizeof *route);
     xd_result result = xd_agree(comm, route ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
     if (route) {
         route->ctx = ctx;
@@ -130,7 +130,7 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
 }
 
 XD_API void xd_route_destroy(xd_route *route) {
-    if (!route) return;
+    if (!route || XDI_IS_GONE(xd_route, route)) return;
     if (!xdi_route_leave(route)) return;
     xdi_route_plan_free(route->ctx, &route->plan);
     xd_comm_destroy(route->comm); /* the last handle frees shared rings */
@@ -324,6 +324,7 @@ static xd_result xdi_route_check_teacher(const xd_route *route) {
 }
 
 XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
+    XDI_LIVE(xd_route, route);
     XDI_GIVEN_OF(route, rows);
     XD_TRY(xdi_route_check_teacher(route));
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
@@ -341,6 +342,7 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
 }
 
 XD_API xd_result xd_route_post(xd_route *route) {
+    XDI_LIVE(xd_route, route);
     XDI_GIVEN(route ? route->ctx : NULL, route);
     XD_TRY(xdi_route_check_teacher(route));
     XD_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
@@ -380,6 +382,7 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
 }
 
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids) {
+    XDI_LIVE(xd_route, route);
     XDI_GIVEN(route ? route->ctx : NULL, route);
     XD_TRY(xdi_route_check_teacher(route));
     XD_TRY(xdi_route_check_rows_sent(route, &rows, ids));
@@ -445,6 +448,7 @@ static xd_result xdi_route_check_take(const xd_route *route) {
 }
 
 XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
+    XDI_LIVE(xd_route, route);
     XDI_GIVEN_OF(route, out);
     XD_TRY(xdi_route_check_take(route));
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
@@ -467,6 +471,7 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
 }
 
 XD_API xd_result xd_route_release(xd_route *route) {
+    XDI_LIVE(xd_route, route);
     XDI_GIVEN(route ? route->ctx : NULL, route);
     XD_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
     XD_TRY(xdi_comm_own(route->comm));

@@ -310,7 +310,7 @@ static xd_result xdi_crossing_make(xd_comm *comm, const xd_crossing_desc *desc, 
     xd_arena arenas[2];
     XD_TRY(xdi_crossing_count(ctx, desc, xd_comm_size(comm), xd_comm_rank(comm), &counted, arenas));
     const size_t host_bytes = arenas[0].peak, device_bytes = arenas[1].peak;
-    xd_crossing *c = (xd_crossing *)xd_allocate(ctx, host_bytes);
+    xd_crossing *c = XDI_OBJECT(xd_crossing, ctx, host_bytes);
     void *block = c && device_bytes ? memory->allocate(ctx, device_bytes) : NULL;
     const bool fits = c && (block || device_bytes == 0);
     if (!fits) xd_release(ctx, c);
@@ -361,7 +361,7 @@ XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc,
 }
 
 XD_API void xd_crossing_destroy(xd_crossing *crossing) {
-    if (!crossing) return;
+    if (!crossing || XDI_IS_GONE(xd_crossing, crossing)) return;
     xd_ctx *ctx = crossing->ctx;
     xd_ctx_kernels(ctx)->memory.release(ctx, crossing->memory);
     xd_release(ctx, crossing);
@@ -432,11 +432,13 @@ static xd_result xdi_crossing_run(xd_crossing *c, const xdi_crossing_step *s, co
 }
 
 XD_API xd_result xd_crossing_forward(xd_crossing *crossing, const void *in, void *out) {
+    XDI_LIVE(xd_crossing, crossing);
     XDI_GIVEN(crossing ? crossing->ctx : NULL, crossing);
     return xdi_crossing_run(crossing, &crossing->step[0], in, out);
 }
 
 XD_API xd_result xd_crossing_backward(xd_crossing *crossing, const void *d_out, void *d_in) {
+    XDI_LIVE(xd_crossing, crossing);
     XDI_GIVEN(crossing ? crossing->ctx : NULL, crossing);
     return xdi_crossing_run(crossing, &crossing->step[1], d_out, d_in);
 }

@@ -113,7 +113,7 @@ static xd_result xdi_halo_take_memory(xd_ctx *ctx, xdi_halo_making *m, int ranks
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     const bool fits = xdi_halo_lay_out(counted, ranks, &host, &device);
-    xd_halo *h = fits ? (xd_halo *)xd_allocate(ctx, host.peak) : NULL;
+    xd_halo *h = fits ? XDI_OBJECT(xd_halo, ctx, host.peak) : NULL;
     void *block = h ? memory->allocate(ctx, device.peak) : NULL;
     if (!block) xd_release(ctx, h);
     XD_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a halo: %zu bytes, and %zu of the device", host.peak,
@@ -214,7 +214,7 @@ XD_API xd_result xd_halo_create(xd_comm *comm, const xd_halo_desc *desc, xd_halo
 }
 
 XD_API void xd_halo_destroy(xd_halo *halo) {
-    if (!halo) return;
+    if (!halo || XDI_IS_GONE(xd_halo, halo)) return;
     xd_ctx *ctx = halo->ctx;
     xd_ctx_kernels(ctx)->memory.release(ctx, halo->memory);
     xd_release(ctx, halo);
@@ -262,6 +262,7 @@ static xd_result xdi_halo_check_arrays(const xd_halo *h, const void *part, const
 }
 
 XD_API xd_result xd_halo_exchange(xd_halo *halo, const void *part, void *wide) {
+    XDI_LIVE(xd_halo, halo);
     XDI_GIVEN(halo ? halo->ctx : NULL, halo);
     xd_result result = xdi_halo_check_arrays(halo, part, wide);
     if (result == XD_OK) result = xdi_halo_run_copies(halo, XDI_HALO_PACK, part, halo->send);
@@ -297,6 +298,7 @@ static xd_result xdi_halo_add(xd_halo *h) {
 }
 
 XD_API xd_result xd_halo_exchange_backward(xd_halo *halo, const void *wide, void *part) {
+    XDI_LIVE(xd_halo, halo);
     XDI_GIVEN(halo ? halo->ctx : NULL, halo);
     XD_TRY(xdi_halo_check_sums(halo)); /* the same on every rank */
     xd_result result = xdi_halo_check_arrays(halo, part, wide);

@@ -14,6 +14,9 @@ XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, cons
 
 /* interval.c: ARGUMENT when entries of a shape from ndim on, which is at most XD_DIMS_MAX, are not 0: a dimension that ndim leaves out. */
 XD_PRIVATE xd_result xdi_shape_check_rest(xd_ctx *ctx, const char *name, int ndim, const int64_t *shape);
+/* interval.c: "[3, 4]" into text[XDI_SHAPE_TEXT], which is returned. */
+enum { XDI_SHAPE_TEXT = 22 * XD_DIMS_MAX + 3 };
+XD_PRIVATE const char *xdi_shape_print(int ndim, const int64_t *shape, char *text);
 
 /* fill.c: the errors of a region and a range that are not within a tensor, and of elements at NULL. */
 XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *part);

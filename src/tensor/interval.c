@@ -3,6 +3,7 @@
 #include "tensor/internal.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end) {
@@ -121,6 +122,17 @@ XD_API xd_interval xd_chunk(int64_t n, int parts, int part) {
     piece.begin = c == 0 || part > n / c ? n : part * c;
     piece.end = n - piece.begin < c ? n : piece.begin + c;
     return piece;
+}
+
+XD_PRIVATE const char *xdi_shape_print(int ndim, const int64_t *shape, char *text) {
+    size_t used = 1;
+    text[0] = '[';
+    for (int d = 0; d < ndim && d < XD_DIMS_MAX; d++)
+        used += (size_t)snprintf(text + used, XDI_SHAPE_TEXT - used, "%s%lld", d ? ", " : "",
+                                 (long long)shape[d]);
+    text[used] = ']';
+    text[used + 1] = '\0';
+    return text;
 }
 
 XD_PRIVATE xd_result xdi_shape_check_rest(xd_ctx *ctx, const char *name, int ndim, const int64_t *shape) {

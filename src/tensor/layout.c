@@ -229,7 +229,7 @@ XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_la
     for (int i = 0; i < d.topology->axis_count; i++)
         if (d.placement[i].kind == XD_SHARD && d.placement[i].dim < 0) d.placement[i].dim += d.ndim;
     XD_TRY(xdi_layout_check_regions(ctx, &d));
-    xd_layout *layout = (xd_layout *)xd_allocate(ctx, sizeof *layout);
+    xd_layout *layout = XDI_OBJECT(xd_layout, ctx, sizeof *layout);
     if (layout) {
         layout->ctx = ctx;
         layout->desc = d;
@@ -242,7 +242,7 @@ XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_la
 }
 
 XD_API void xd_layout_destroy(xd_layout *layout) {
-    if (!layout) return;
+    if (!layout || XDI_IS_GONE(xd_layout, layout)) return;
     for (int i = 0; i < XD_MESH_AXES_MAX; i++) xd_release(layout->ctx, layout->numbers[i]);
     xd_release(layout->ctx, layout->ranks);
     xd_release(layout->ctx, layout);

@@ -92,7 +92,7 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
                XDI_TOKENIZER_IDS - 1);
     XD_REQUIRE(ctx, blob_bytes < UINT32_MAX, XD_ERROR_FORMAT, "tokenizer: %llu bytes of text are too many",
                (unsigned long long)blob_bytes);
-    xd_tokenizer *t = (xd_tokenizer *)xd_allocate(ctx, sizeof *t);
+    xd_tokenizer *t = XDI_OBJECT(xd_tokenizer, ctx, sizeof *t);
     XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a tokenizer");
     t->ctx = t->vocab.ctx = t->merges.ctx = ctx;
     t->vocab.size = (int32_t)size;
@@ -112,7 +112,7 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
 }
 
 XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
-    if (!t) return;
+    if (!t || XDI_IS_GONE(xd_tokenizer, t)) return;
     for (int i = 0; i < t->stages.rewrite_count; i++)
         xdi_pattern_destroy(t->ctx, t->stages.rewrites[i].pattern);
     for (int i = 0; i < t->stages.split_count; i++) xdi_pattern_destroy(t->ctx, t->stages.splits[i].pattern);
@@ -728,6 +728,7 @@ XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *t, const char *name
 
 XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length) {
+    XDI_LIVE(xd_tokenizer, tokenizer);
     XDI_GIVEN(ctx, ctx, tokenizer, desc, length);
     XDI_GIVEN_LIST(ctx, desc->ids, desc->count);
     const size_t capacity = desc->capacity;

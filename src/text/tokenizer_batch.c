@@ -268,13 +268,14 @@ XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_encoder_desc *desc, xd_
 }
 
 XD_API void xd_encoder_destroy(xd_encoder *encoder) {
-    if (!encoder) return;
+    if (!encoder || XDI_IS_GONE(xd_encoder, encoder)) return;
     xdi_batch_encoder_destroy(*xdi_encoder_batch(encoder));
     xdi_encoder_free(encoder);
 }
 
 XD_API xd_result xd_encode_batch(xd_encoder *encoder, const xd_texts *texts, const xd_encode_desc *desc,
                                  xd_encoding_batch *out) {
+    XDI_LIVE(xd_encoder, encoder);
     xd_ctx *ctx = encoder ? xdi_encoder_ctx(encoder) : NULL;
     XDI_GIVEN(ctx, encoder, texts, out);
     XDI_GIVEN_LIST(ctx, texts->texts, texts->count);

@@ -62,7 +62,7 @@ struct xd_encoder {
 };
 
 XD_PRIVATE xd_result xdi_encoder_make(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out) {
-    xd_encoder *e = (xd_encoder *)xd_allocate(ctx, sizeof *e);
+    xd_encoder *e = XDI_OBJECT(xd_encoder, ctx, sizeof *e);
     XD_REQUIRE(ctx, e, XD_ERROR_MEMORY, "no room for an encoder");
     e->ctx = ctx;
     e->tokenizer = tokenizer;
@@ -714,6 +714,7 @@ static xd_result xdi_encoder_check(const xd_encoder *e, size_t bytes, bool add_s
 
 XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const xd_encode_desc *desc,
                            xd_encoding *out) {
+    XDI_LIVE(xd_encoder, e);
     XDI_GIVEN_OF(e, out);
     XDI_GIVEN_LIST(e->ctx, text, bytes);
     const xd_tokenizer *t = e->tokenizer;

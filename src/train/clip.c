@@ -170,6 +170,7 @@ static xd_result xdi_clip_check_alone(xd_ctx *ctx, const xd_gradient_norm_desc *
 
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out) {
+    XDI_LIVE(xd_comm, comm);
     XDI_GIVEN_TO_ALL(ctx, comm, ctx, desc, out);
     if (!comm) XD_TRY(xdi_clip_check_alone(ctx, desc));
     const bool exact = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT && desc->type != XD_NORM_MAX;
@@ -287,6 +288,7 @@ static xd_result xdi_clip_check_list(xd_ctx *ctx, const xd_gradient_norm_desc *d
 
 XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                         xd_gradient_norm *norm) {
+    XDI_LIVE(xd_comm, comm);
     XDI_GIVEN_TO_ALL(ctx, comm, ctx, desc, norm);
     XD_TRY(xdi_comm_given(comm, xdi_clip_check_list(ctx, desc)));
     xd_gradient_norm found;

@@ -486,7 +486,7 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_ema_desc *desc, xd_ema **ou
         return xdi_ema_add_to_plan(ctx, desc);
     }
     XD_TRY(xdi_ema_plan(ctx, &d, &sizes));
-    xd_ema *ema = (xd_ema *)xd_allocate(ctx, sizes.here);
+    xd_ema *ema = XDI_OBJECT(xd_ema, ctx, sizes.here);
     XD_REQUIRE(ctx, ema, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
                (long long)d.param_count, sizes.here);
     const xd_result result = xdi_ema_build(ema, ctx, &d, &sizes);
@@ -507,7 +507,7 @@ static void xdi_ema_unlock(xd_ema *ema) {
 }
 
 XD_API void xd_ema_destroy(xd_ema *ema) {
-    if (!ema) return;
+    if (!ema || XDI_IS_GONE(xd_ema, ema)) return;
     xdi_ema_unlock(ema);
     if (ema->device_memory) xd_ctx_kernels(ema->ctx)->memory.release(ema->ctx, ema->device_memory);
     if (ema->list) xd_ctx_kernels(ema->ctx)->optimizer.list_destroy(ema->list);
@@ -657,6 +657,7 @@ XD_PRIVATE xd_result xdi_ema_has_next(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    XDI_LIVE(xd_ema, ema);
     XDI_GIVEN(ema ? ema->ctx : NULL, ema);
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
@@ -739,6 +740,7 @@ static xd_result xdi_ema_check_swap(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_swap(xd_ema *ema) {
+    XDI_LIVE(xd_ema, ema);
     XDI_GIVEN(ema ? ema->ctx : NULL, ema);
     const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
     xd_swap_array arrays[XDI_EMA_AT_ONCE];

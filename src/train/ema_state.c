@@ -161,6 +161,7 @@ static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64
 
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match) {
+    XDI_LIVE(xd_ema, ema);
     XDI_GIVEN(ema ? ema->ctx : NULL, ema);
     XDI_GIVEN_LIST(ema->ctx, targets, count);
     return xdi_ema_exchange(ema, targets, count, lenient, false, match);
@@ -186,6 +187,7 @@ static xd_result xdi_ema_forget(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_ema_load_desc *desc, xd_ema_match *match) {
+    XDI_LIVE(xd_ema, ema);
     XDI_GIVEN(ema ? ema->ctx : NULL, ema);
     XDI_GIVEN(ema->ctx, desc);
     XDI_GIVEN_LIST(ema->ctx, desc->sources, desc->source_count);

@@ -261,7 +261,7 @@ XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc,
     xd_optimizer_desc d = *desc;
     xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
-    xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, bytes.host);
+    xd_optimizer *o = XDI_OBJECT(xd_optimizer, ctx, bytes.host);
     XD_REQUIRE(ctx, o, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
                (long long)d.param_count, bytes.host);
     o->ctx = ctx;
@@ -275,7 +275,7 @@ XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc,
 }
 
 XD_API void xd_optimizer_destroy(xd_optimizer *optimizer) {
-    if (!optimizer) return;
+    if (!optimizer || XDI_IS_GONE(xd_optimizer, optimizer)) return;
     if (optimizer->device_memory)
         xd_ctx_kernels(optimizer->ctx)->memory.release(optimizer->ctx, optimizer->device_memory);
     if (optimizer->list) xd_ctx_kernels(optimizer->ctx)->optimizer.list_destroy(optimizer->list);
@@ -288,6 +288,7 @@ XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimi
 }
 
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate) {
+    XDI_LIVE(xd_optimizer, optimizer);
     XDI_GIVEN(NULL, optimizer);
     XD_REQUIRE(optimizer->ctx, xdi_optimizer_at_least_zero(learning_rate), XD_ERROR_ARGUMENT,
                "learning_rate %g is negative or not finite", learning_rate);
@@ -336,6 +337,7 @@ static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
 }
 
 XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index) {
+    XDI_LIVE(xd_optimizer, optimizer);
     XDI_GIVEN(optimizer ? optimizer->ctx : NULL, optimizer);
     XD_TRY(xdi_optimizer_may_thaw(optimizer, index));
     xd_optimizer_state state =
@@ -520,6 +522,7 @@ static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, con
 
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
+    XDI_LIVE(xd_optimizer, optimizer);
     XDI_GIVEN(optimizer ? optimizer->ctx : NULL, optimizer);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
     xd_optimizer_step_desc d;

@@ -243,7 +243,7 @@ static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
     xd_status found = x->found, *status = x->d.common.status;
     found.label_out_of_range = (int64_t)x->host.sums[XDI_XTOKEN_LABEL];
     found.not_finite = (int64_t)x->host.sums[XDI_XTOKEN_NOT_FINITE];
-    if (!status) return xd_status_check(x->ctx, &found);
+    if (!status) return xdi_status_check(x->ctx, &found, x->vocab.size);
     if (status->label_out_of_range == 0 && status->not_finite == 0) {
         status->first_row = found.first_row;
         status->first_value = found.first_value;
@@ -318,6 +318,7 @@ static xd_result xdi_xtoken_add_to_plan(xd_ctx *ctx, const xd_xtoken_desc *desc,
 
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
     XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
+    XDI_LIVE(xd_vocab, desc->vocab);
     if (xdi_plan_is_open(ctx)) return xdi_xtoken_add_to_plan(ctx, desc, out);
     xdi_xtoken x;
     memset(&x, 0, sizeof x);

@@ -488,8 +488,8 @@ step_tests() {
 # their tests, with both compilers.
 of_numbers() {
     ls tests/test_*.c | grep -v $(for name in allocations buckets build_buckets build_errors build_list build_places checkpoint comm \
-        convert dcp dmd_failures dmd_record_failures escapes experts_errors fake_score_errors faults files fork full_state gguf images_png \
-        images_watch interval json launch lfs memory mesh messages model name_maps nccl_exchange node nulls paths pattern pipeline_errors \
+        convert dcp debug dmd_failures dmd_record_failures escapes experts_errors fake_score_errors faults files fork full_state gguf help \
+        images_png images_watch interval json launch lfs memory mesh messages model name_maps nccl_exchange node nulls paths pattern pipeline_errors \
         pipeline_table plan plot process queue refusals safetensors saves shapes sizes state_inherit teacher_cache threads_shrink tokenizer \
         weight_map weight_pieces wrap_errors; do echo "-e tests/test_$name"; done)
 }

@@ -30,6 +30,7 @@ PROMISED = """
     xd_ema_copy_to(targets.name) xd_ema_load(desc.sources.name) xd_agree_same(what)
     xd_reduce_scatter(send) xd_reduce_scatter(recv) xd_all_gather(send) xd_all_gather(recv) xd_all_to_all(send)
     xd_all_to_all(recv) xd_gather(send) xd_gather(recv) xd_scatter(send) xd_scatter(recv)
+    xd_all_gather_even(send) xd_all_gather_even(recv)
 """.split()
 
 # Fields that are read in some calls only: with what else.

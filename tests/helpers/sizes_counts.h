@@ -218,6 +218,10 @@ AT("xd_all_reduce(count)", a, -1, call_reduce, XD_ERROR_ARGUMENT,
 AT("xd_broadcast(count)", a, -1, call_broadcast, XD_ERROR_ARGUMENT,
    "broadcast: count -1 is negative or too large", false)
 AT("xd_broadcast(root)", root, 5, call_broadcast, XD_ERROR_ARGUMENT, "", true)
+AT("xd_all_gather_even(count)", a, -1, call_gather_even, XD_ERROR_ARGUMENT,
+   "all_gather: recv count -1 of rank 0 is negative or too large", false)
+AT("xd_sum_values(count)", a, -1, call_sum_values, XD_ERROR_ARGUMENT, "a sum of -1 values of each rank",
+   false)
 AT("xd_gather(root)", root, 5, call_gather_root, XD_ERROR_ARGUMENT, "", true)
 AT("xd_scatter(root)", root, 5, call_scatter_root, XD_ERROR_ARGUMENT, "", true)
 AT("xd_projection_rows.rows", rows.rows, -1, call_rows, XD_ERROR_ARGUMENT, "-1 rows of 3 entries", true)

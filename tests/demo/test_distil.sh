@@ -143,7 +143,7 @@ verdict $? 'a second run in the same folder is refused' "$work/cut.log"
 end $process
 [ -e "$work/cut/result.json" ]
 [ $? -ne 0 ] && distil cut $long --steps 161
-[ $? -eq 2 ] && grep -q 'a run with other settings' "$work/cut.log"
+[ $? -eq 2 ] && grep -q 'begun with other settings: steps 160, here steps 161' "$work/cut.log"
 verdict $? 'an interrupted run does not go on with other settings' "$work/cut.log"
 distil cut $long && grep -q 'goes on after step' "$work/cut.log"
 verdict $? 'it goes on with the same' "$work/cut.log"
@@ -154,6 +154,9 @@ distil cut $long
 [ $? -eq 2 ] && grep -q 'holds a finished run' "$work/cut.log"
 verdict $? 'a finished run is not replaced unasked' "$work/cut.log"
 
+distil from2 --teacher data/teacher --from "$work/file/student" --text "$work/few.txt" --row 32 --steps 4 --no-alone --overwrite
+verdict $? 'with --overwrite it is, for another text, too' "$work/from2.log"
+
 # ---- bad input ----
 
 : >"$work/empty.txt"
@@ -163,7 +166,7 @@ head -c 1000 data/kjv_student.txt >"$work/short.txt"
 given="--teacher data/teacher --out $work/bad"
 refused 'empty.txt is empty' distil $given --text "$work/empty.txt"
 refused 'is no text: byte 5000 is zero' distil $given --text "$work/binary.txt"
-refused 'latin.txt is not UTF-8: byte 5000 is ff' distil $given --text "$work/latin.txt"
+refused 'latin.txt is not UTF-8: byte 5000 is 0xff' distil $given --text "$work/latin.txt"
 refused 'has 1000 bytes, at least 4096' distil $given --text "$work/short.txt"
 refused 'cannot open\|open' distil $given --text "$work/nothing.txt"
 refused 'cannot open the model' distil --teacher "$work/nothing" --out "$work/bad" --text "$work/text.txt"
@@ -181,6 +184,11 @@ refused 'there is no learn' tokenize learn
 refused 'cannot open the tokenizer' tokenize encode --tokenizer "$work/nothing" --text "$work/text.txt"
 refused '--teacher is needed' pair --student "$work/s.json"
 refused 'has no file NAME.xdcache' cache inspect --cache "$work/gguf"
+mkdir "$work/full" && : >"$work/full/letter.txt"
+refused 'holds other files, such as letter.txt' distil --teacher data/teacher --text "$work/text.txt" --out "$work/full"
+refused 'is neither a GGUF file nor a directory' distil --teacher "$work/text.txt" --text "$work/text.txt" --out "$work/bad"
+refused 'is no tokenizer.json' distil $given --text "$work/text.txt" --layers 1 --tokenizer "$work/text.txt"
+refused "its student is $work/run/student" eval --model "$work/run" --text "$work/text.txt"
 refused 'there is no option --stepz' distil $given --text "$work/text.txt" --stepz 5
 refused '--text is needed' distil $given
 refused 'there is no command destil' destil

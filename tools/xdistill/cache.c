@@ -119,6 +119,18 @@ xd_result cache_missing(xd_ctx *ctx, const cache_plan *plan, int64_t *parts, int
     return XD_OK;
 }
 
+void cache_forget_others(xd_ctx *ctx, const cache_plan *plan) {
+    char path[512];
+    for (int64_t part = 0; part < cache_part_count(plan); part++) {
+        xd_teacher_cache *file = NULL;
+        if (cache_open_part(ctx, plan, part, &file) != XD_OK) {
+            cache_part_path(plan, part, path);
+            (void)remove(path);
+        }
+        xd_teacher_cache_close(file);
+    }
+}
+
 /* ---- writing ---- */
 
 /* What ranks share: contexts that are done, of all that there are. */

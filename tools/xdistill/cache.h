@@ -18,6 +18,9 @@ typedef struct cache_plan {
 /* Parts of the plan, and how many of them are not there yet. Errors: DATA (a part of another teacher, text or k, by its name). */
 xd_result cache_missing(xd_ctx *ctx, const cache_plan *plan, int64_t *parts, int64_t *missing);
 
+/* Removes parts that are of something else. */
+void cache_forget_others(xd_ctx *ctx, const cache_plan *plan);
+
 /* Writes the parts that are missing. */
 xd_result cache_write(xd_ctx *ctx, const cache_plan *plan);
 

@@ -1,7 +1,5 @@
 /* distil.c - `xdistill distil`: a teacher, a text, a student that is measured honestly. */
-#define _POSIX_C_SOURCE 200809L /* stat */
 #include "distil.h"
-#include "../../examples/common/folders.h"
 #include "../../examples/common/model_directory.h"
 #include "command.h"
 #include "bpe.h"
@@ -11,8 +9,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define DISTIL_FIELD(field) offsetof(distil_options, field)
 
@@ -297,43 +293,6 @@ static void distil_say_facts(distil_run *r) {
              (unsigned long long)o->seed, o->ranks);
 }
 
-/* ---- the folder ---- */
-
-static bool distil_is_there(const char *path) {
-    struct stat info;
-    return stat(path, &info) == 0;
-}
-
-static void distil_remove(const char *out, const char *name) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", out, name);
-    (void)remove(path);
-}
-
-/* What only an interrupted run needs. */
-static void distil_forget_states(const char *out) {
-    distil_remove(out, "student.state");
-    distil_remove(out, "alone.state");
-}
-
-static xd_result distil_open_folder(distil_run *r) {
-    const char *out = r->o->out;
-    char path[512];
-    struct stat info;
-    XD_REQUIRE(r->ctx, stat(out, &info) != 0 || S_ISDIR(info.st_mode), XD_ERROR_IO,
-               "--out %s is a file, not a directory", out);
-    XD_TRY(folder_lock_take(r->ctx, out, "", &r->lock));
-    snprintf(path, sizeof path, "%s/result.json", out);
-    XD_REQUIRE(r->ctx, r->o->overwrite || !distil_is_there(path), XD_ERROR_STATE,
-               "%s holds a finished run: --overwrite replaces it, --out names another folder", out);
-    if (r->o->overwrite) {
-        distil_forget_states(out);
-        distil_remove(out, "result.json");
-    }
-    snprintf(r->cache_folder, sizeof r->cache_folder, "%s/cache", out);
-    return XD_OK;
-}
-
 /* ---- the run ---- */
 
 /* What is read before any weight is. */
@@ -396,7 +355,7 @@ static xd_result distil_report_bits(distil_run *r, const nn_config *config, cons
     return XD_OK;
 }
 
-/* A student is measured as it is saved: in bf16. */
+/* Students are measured as they are saved: in bf16. */
 static void distil_round(const distil_run *r, float *weights) {
     const int64_t count = lm_weight_count(&r->config);
     for (int64_t i = 0; i < count; i++) weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
@@ -431,6 +390,8 @@ static xd_result distil_teach(distil_run *r, distil_arm_kind kind) {
     desc.facts = r->facts;
     XD_TRY(lesson_run(r->ctx, &desc, &arm->lesson));
     distil_round(r, arm->lesson.best);
+    distil_round(r, arm->lesson.last);
+    printf("%s: measuring the report's part\n", distil_arm_name(kind));
     XD_TRY(distil_report_bits(r, &r->config, arm->lesson.best, &r->text[TEXT_REPORT], &arm->best));
     XD_TRY(distil_report_bits(r, &r->config, arm->lesson.last, &r->text[TEXT_REPORT], &arm->last));
     arm->done = true;

@@ -69,6 +69,11 @@ xd_result distil_pair(distil_run *r);
 const xd_tokenizer *distil_tokenizer(const distil_run *r);
 const tokens *distil_teacher_text(const distil_run *r, text_part part);
 
+/* distil_folder.c: takes the folder, for a new run or for one that goes on. Errors: STATE (another run has it, a finished run or other
+ * files are in it, or a run with other settings), IO. Then what only an interrupted run needs. */
+xd_result distil_open_folder(distil_run *r);
+void distil_forget_states(const char *out);
+
 /* distil_plan.c: what it will take, before weights are read. Prints it. Errors: MEMORY (with both numbers). */
 xd_result distil_plan(distil_run *r);
 

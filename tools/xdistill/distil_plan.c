@@ -120,6 +120,7 @@ xd_result distil_plan(distil_run *r) {
     if (!r->o->live) plan_say_time(" about", caching);
     plan_say_time(r->o->live ? " about" : " for the cache,", lesson);
     printf(" for a student%s\n", r->wants_alone ? ", of two" : "");
+    printf("stop      Ctrl-C; the same command goes on\n");
     if (plan_tokens(r) > 10.0 * (double)text->count)
         printf("note      the text is short for so many steps: it may be learned by heart\n");
     fflush(stdout);

@@ -35,7 +35,8 @@ static int distil_remarks(const distil_run *r, char out[4][160]) {
                  "The teacher is no better than the student on this text: it has nothing to teach.");
     if (!alone->done)
         snprintf(out[count++], 160,
-                 "Whether the teacher helped is not known: --alone trains the same student without it.");
+                 "Whether the teacher helped is not known: --alone --overwrite trains the same student "
+                 "without it, too.");
     else if (fabs(gain) < DISTIL_SEEDS)
         snprintf(out[count++], 160,
                  "The teacher changes %.4f bits per byte: less than another seed may (%.2f).", gain,

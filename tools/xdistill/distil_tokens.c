@@ -54,7 +54,11 @@ xd_result distil_choose_tokenizer(distil_run *r) {
     const distil_options *o = r->o;
     if (o->from) return own_from_directory(r);
     if (!o->tokenizer && !o->vocabulary) return XD_OK;
-    if (o->tokenizer) XD_TRY(xd_file_load(r->ctx, o->tokenizer, 0, &r->own.json, &r->own.json_bytes));
+    if (o->tokenizer) {
+        XD_TRY(xd_file_load(r->ctx, o->tokenizer, 0, &r->own.json, &r->own.json_bytes));
+        XD_REQUIRE(r->ctx, r->own.json[strspn(r->own.json, " \t\r\n")] == '{', XD_ERROR_FORMAT,
+                   "%s is no tokenizer.json: that begins with {", o->tokenizer);
+    }
     if (o->vocabulary) XD_TRY(own_from_text(r));
     return own_load(r);
 }

@@ -92,12 +92,17 @@ static int state_number(const xd_weights *file, int key, int most) {
     return value && end != value && !*end && number >= 0 && number <= most ? (int)number : -1;
 }
 
-static xd_result state_check(xd_ctx *ctx, const lesson_job *job, const xd_weights *file) {
-    int64_t counts[STATE_TENSORS];
+static xd_result state_check_facts(xd_ctx *ctx, const lesson_job *job, const xd_weights *file) {
     const char *facts = xd_weights_metadata(file, state_keys[STATE_FACTS]);
     XD_REQUIRE(ctx, facts && strcmp(facts, job->desc->facts) == 0, XD_ERROR_DATA,
                "%s is of a run with other settings: %.300s; here %.300s", job->desc->state,
                facts ? facts : "none", job->desc->facts);
+    return XD_OK;
+}
+
+/* Once it is known how far the run is. */
+static xd_result state_check(xd_ctx *ctx, const lesson_job *job, const xd_weights *file) {
+    int64_t counts[STATE_TENSORS];
     state_counts(job, counts);
     for (int i = 0; i < STATE_TENSORS; i++) {
         const int64_t index = xd_weights_find(file, state_names[i]);
@@ -119,6 +124,7 @@ static void state_copy(const xd_weights *file, int tensor, int64_t first, int64_
 
 static xd_result state_read(xd_ctx *ctx, lesson_job *job, const xd_weights *file) {
     const int64_t count = job->end - job->begin;
+    XD_TRY(state_check_facts(ctx, job, file));
     job->done = state_number(file, STATE_DONE, job->desc->steps);
     job->points = state_number(file, STATE_POINTS, LESSON_POINTS);
     job->best_point = state_number(file, STATE_BEST_POINT, LESSON_POINTS - 1);

@@ -43,8 +43,18 @@ static xd_result lm_load_tokenizer(xd_ctx *ctx, lm *m) {
 
 /* ---- GGUF ---- */
 
+bool lm_is_gguf(const char *path) {
+    char magic[4] = { 0 };
+    FILE *file = fopen(path, "rb");
+    const bool whole = file && fread(magic, 1, sizeof magic, file) == sizeof magic;
+    if (file) fclose(file);
+    return whole && memcmp(magic, "GGUF", 4) == 0;
+}
+
 static xd_result lm_open_gguf(xd_ctx *ctx, lm *m) {
     int64_t positions = 0, end = -1;
+    XD_REQUIRE(ctx, lm_is_gguf(m->path), XD_ERROR_FORMAT,
+               "%s is neither a GGUF file nor a directory of a model", m->path);
     XD_TRY(gguf_open(ctx, m->path, &m->file));
     XD_TRY(gguf_model_config(ctx, m->file, &m->config));
     XD_TRY(gguf_model_tokenizer_json(ctx, m->file, &m->tokenizer_text, &m->tokenizer_bytes));
@@ -74,11 +84,24 @@ static xd_result lm_read_config(xd_ctx *ctx, lm *m, int64_t *end) {
     return XD_OK;
 }
 
+/* A run's folder is named more often than the student in it. */
+static xd_result lm_check_directory(xd_ctx *ctx, const char *directory) {
+    char path[512];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/config.json", directory);
+    if (stat(path, &info) == 0) return XD_OK;
+    snprintf(path, sizeof path, "%s/student/config.json", directory);
+    const bool run = stat(path, &info) == 0;
+    return XD_FAIL(ctx, XD_ERROR_IO, run ? "%s is a run: its student is %s/student" : "%s has no config.json",
+                   directory, directory);
+}
+
 static xd_result lm_open_directory(xd_ctx *ctx, lm *m) {
     char path[512];
     int64_t end = -1;
     XD_REQUIRE(ctx, strlen(m->path) < 400, XD_ERROR_ARGUMENT, "a path of %zu bytes, 400 are allowed",
                strlen(m->path));
+    XD_TRY(lm_check_directory(ctx, m->path));
     XD_TRY(model_directory_config(ctx, m->path, &m->config));
     XD_TRY(lm_read_config(ctx, m, &end));
     snprintf(path, sizeof path, "%s/tokenizer.json", m->path);

@@ -29,6 +29,9 @@ xd_result lm_open(xd_ctx *ctx, const char *path, lm *out);
 xd_result lm_load_weights(xd_ctx *ctx, lm *m);
 void lm_free(xd_ctx *ctx, lm *m);
 
+/* A file that begins as a GGUF file does. */
+bool lm_is_gguf(const char *path);
+
 /* Weights that a model has, and those of its embedding, or of embedding and head. */
 int64_t lm_weight_count(const nn_config *config);
 int64_t lm_end_count(const nn_config *config);

@@ -13,7 +13,7 @@ static xd_result text_check(xd_ctx *ctx, const char *path, const char *data, siz
     for (size_t i = 0; i < bytes;) {
         const size_t length = utf8_character((const unsigned char *)data + i, bytes - i);
         XD_REQUIRE(ctx, data[i] != 0, XD_ERROR_DATA, "%s is no text: byte %zu is zero", path, i);
-        XD_REQUIRE(ctx, length > 0, XD_ERROR_DATA, "%s is not UTF-8: byte %zu is %02x", path, i,
+        XD_REQUIRE(ctx, length > 0, XD_ERROR_DATA, "%s is not UTF-8: byte %zu is 0x%02x", path, i,
                    (unsigned)(unsigned char)data[i]);
         i += length;
     }

@@ -8,14 +8,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static bool vocabulary_is_gguf(const char *path) {
-    char magic[4] = { 0 };
-    FILE *file = fopen(path, "rb");
-    const bool whole = file && fread(magic, 1, sizeof magic, file) == sizeof magic;
-    if (file) fclose(file);
-    return whole && memcmp(magic, "GGUF", 4) == 0;
-}
-
 static xd_result vocabulary_of_model(xd_ctx *ctx, const char *path, xd_tokenizer **out) {
     lm m;
     XD_TRY(lm_open(ctx, path, &m));
@@ -30,7 +22,7 @@ xd_result vocabulary_open(xd_ctx *ctx, const char *path, xd_tokenizer_preset pre
     struct stat info;
     XD_REQUIRE(ctx, stat(path, &info) == 0, XD_ERROR_IO, "cannot open the tokenizer %s: %s", path,
                strerror(errno));
-    if (!S_ISDIR(info.st_mode) && vocabulary_is_gguf(path)) return vocabulary_of_model(ctx, path, out);
+    if (!S_ISDIR(info.st_mode) && lm_is_gguf(path)) return vocabulary_of_model(ctx, path, out);
     snprintf(inside, sizeof inside, "%s/tokenizer.json", path);
     const xd_tokenizer_desc desc = { .path = S_ISDIR(info.st_mode) ? inside : path, .preset = preset };
     return xd_tokenizer_load(ctx, &desc, out);

@@ -14084,16 +14084,104 @@ static xd_dmd_kernels xdi_cuda_dmd_table() {
     return kernels;
 }
 
+/* >>cuda/in_order.cuh */
+
+/* Numbers added one after the other, by a warp: the bits of one thread that does so, in less than half its time.
+ *
+ * While a sum stays between a power of 2 and the next one, its last place stays what it is, and a number adds to it what it rounds to
+ * in that place, whatever the sum is; unless it lies in the middle between two such values, where the sum decides. Those roundings add
+ * up without an error, in any order. So each lane adds up some numbers that follow each other, and a scan over the lanes finds the first
+ * of them that reaches the next power or has such a middle. What it has is added in turn, and those after it are looked at again. */
+
+enum { XDI_CUDA_IN_ORDER_LANE = 8, XDI_CUDA_IN_ORDER = XDI_CUDA_IN_ORDER_LANE * XDI_CUDA_WARP };
+
+/* Numbers, two in a load. */
+struct alignas(16) xdi_cuda_number_pair {
+    double at[2];
+};
+
+/* What a lane's numbers round to in the last place of a sum from `low` up to, not including, 2 low. */
+struct xdi_cuda_roundings {
+    double sum;
+    bool plain; /* each has one nearest value, whatever the sum is */
+};
+
+static __device__ inline xdi_cuda_roundings xdi_cuda_roundings_of(const double (&x)[XDI_CUDA_IN_ORDER_LANE], double low) {
+    const double half = xd_mul(low, 1.1102230246251565e-16 /* 2^-53 */); /* a low one has none: then exact numbers are not plain either */
+    xdi_cuda_roundings all = { 0.0, true };
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_IN_ORDER_LANE; i++) {
+        const double rounded = xd_sub(xd_add(x[i], low), low);
+        all.plain = all.plain && x[i] < low && fabs(xd_sub(x[i], rounded)) != half;
+        all.sum = xd_add(all.sum, rounded);
+    }
+    return all;
+}
+
+/* The inclusive sums over the lanes. */
+static __device__ inline double xdi_cuda_scan_lanes(double value) {
+    XD_UNROLL
+    for (int below = 1; below < XDI_CUDA_WARP; below *= 2) {
+        const double other = __shfl_up_sync(0xffffffffu, value, (unsigned)below);
+        if ((int)threadIdx.x % XDI_CUDA_WARP >= below) value = xd_add(value, other);
+    }
+    return value;
+}
+
+/* The power of 2 that a number has, without its digits; 0 for less than all that have one. */
+static __device__ inline double xdi_cuda_power_below(double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits &= 0x7ff0000000000000u;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Adds n numbers to a sum, all of a sign: none is negative, and what follows them up to a multiple of XDI_CUDA_IN_ORDER_LANE is 0. All
+ * lanes of a warp call it, and all have the sum. */
+static __device__ inline double xdi_cuda_add_in_order(double sum, const xdi_cuda_number_pair *tile, int n) {
+    enum { LANE = XDI_CUDA_IN_ORDER_LANE };
+    const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
+    for (int begin = 0; begin < n; begin += XDI_CUDA_IN_ORDER, tile += XDI_CUDA_IN_ORDER / 2) {
+        double x[LANE];
+        bool some = false;
+        XD_UNROLL
+        for (int i = 0; i < LANE; i++) {
+            x[i] = begin + lane * LANE < n ? tile[(lane * LANE + i) / 2].at[i % 2] : 0.0;
+            some = some || x[i] != 0.0;
+        }
+        for (unsigned left = __ballot_sync(0xffffffffu, some); left;) {
+            const double low = xdi_cuda_power_below(sum);
+            const bool mine = (left >> lane & 1u) != 0;
+            xdi_cuda_roundings own = xdi_cuda_roundings_of(x, low);
+            if (!mine) own = { 0.0, true };
+            const double to = xd_add(sum, xdi_cuda_scan_lanes(own.sum));
+            const unsigned stops = __ballot_sync(0xffffffffu, mine && !(own.plain && to < xd_mul(2.0, low)));
+            const int stop = stops ? __ffs((int)stops) - 1 : XDI_CUDA_WARP;
+            const double before = __shfl_sync(0xffffffffu, to, stop > 0 ? stop - 1 : 0);
+            if (stop > 0) sum = before;
+            if (!stops) break;
+            XD_UNROLL
+            for (int i = 0; i < LANE; i++) sum = xd_add(sum, tile[(stop * LANE + i) / 2].at[i % 2]);
+            left &= ~(0xffffffffu >> (31 - stop));
+        }
+    }
+    return sum;
+}
+
 /* >>cuda/dmd_total.cu */
 
 /* Losses over samples, from samples to one value, and the weights of f-distill: kernel/dmd_loss_scalar.h has the formulas, with the
  * CPU's bits but for exponentials. Each is one block, a thread for every sample of a tile, so that a sample's words are read,
  * and its exponential formed, beside those of the others; only what must have an order is added in it, out of shared memory,
- * by one thread for each sum: some nanoseconds a sample, where reading it from memory in turn takes some hundred. Sums in
- * fixed point have no order. A rank has tens to thousands of samples: more blocks would wait for each other longer than they
- * compute. */
+ * by one warp for each sum (in_order.cuh). Sums in fixed point have no order. A rank has tens to thousands of samples: more blocks
+ * would wait for each other longer than they compute. */
 
-enum { XDI_CUDA_TOTAL_THREADS = 256, XDI_CUDA_TOTAL_LEAST = 64 /* two warps: two sums */ };
+enum {
+    XDI_CUDA_TOTAL_THREADS = 256,
+    XDI_CUDA_TOTAL_MOST = 1024, /* where a sample is little work: its words come from memory, which takes longer than to add it */
+    XDI_CUDA_TOTAL_LEAST = 64   /* two warps: two sums */
+};
 
 struct xdi_cuda_smaller {
     template <typename T> __device__ T operator()(T a, T b) const {
@@ -14123,18 +14211,13 @@ struct xdi_cuda_total_findings {
     }
 };
 
-/* Numbers of a tile, two in a load. */
-struct alignas(16) xdi_cuda_total_pair {
-    double at[2];
-};
-
 /* A sum of numbers of the block's threads, tile after tile; all threads call its functions. */
 template <bool FIXED> struct xdi_cuda_total_sum {
     unsigned long long *limbs; /* [XD_NORM_LIMBS] shared */
-    double sum = 0.0;
-    int thread; /* that adds in order */
+    double sum = 0.0; /* of all lanes of the warp */
+    int warp;         /* that adds in order */
 
-    __device__ xdi_cuda_total_sum(unsigned long long *room, int adder) : limbs(room), thread(adder) {
+    __device__ xdi_cuda_total_sum(unsigned long long *room, int adder) : limbs(room), warp(adder) {
         for (int k = (int)threadIdx.x; k < XD_NORM_LIMBS; k += (int)blockDim.x) limbs[k] = 0;
     }
     /* A thread's own number, in fixed point. */
@@ -14143,18 +14226,13 @@ template <bool FIXED> struct xdi_cuda_total_sum {
         const uint64_t mantissa = FIXED ? xd_sum_mantissa(term, &bit) : 0;
         if (mantissa) xdi_cuda_limbs_add(limbs, mantissa, bit);
     }
-    /* n numbers and one more, none negative. What is not this sum's is 0 there, which changes no bit of it. */
-    __device__ void add(const xdi_cuda_total_pair *tile, int n) {
-        const int end = !FIXED && (int)threadIdx.x == thread ? (n + 1) / 2 : 0;
-        XD_UNROLL_N(8)
-        for (int k = 0; k < end; k++) {
-            const xdi_cuda_total_pair pair = tile[k];
-            sum = xd_add(xd_add(sum, pair.at[0]), pair.at[1]);
-        }
+    /* n numbers, none negative, and 0 up to the end of their warp. What is not this sum's is 0 there, which changes no bit of it. */
+    __device__ void add(const xdi_cuda_number_pair *tile, int n) {
+        if (!FIXED && (int)threadIdx.x / XDI_CUDA_WARP == warp) sum = xdi_cuda_add_in_order(sum, tile, n);
     }
     /* All threads' puts lie before a barrier. */
     __device__ void write(int64_t *words) {
-        if ((int)threadIdx.x != thread) return;
+        if ((int)threadIdx.x != warp * XDI_CUDA_WARP) return;
         if (FIXED) {
             xd_norm_carry((int64_t *)limbs);
             for (int k = 0; k < XD_NORM_LIMBS; k++) words[k] = (int64_t)limbs[k];
@@ -14164,12 +14242,11 @@ template <bool FIXED> struct xdi_cuda_total_sum {
     }
 };
 
-static int xdi_cuda_total_threads(int64_t samples, int64_t bins) {
-    const int64_t most = samples > bins ? samples : bins;
-    int64_t threads = (most + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP * XDI_CUDA_WARP;
+static int xdi_cuda_total_threads(int64_t samples, int64_t bins, int most) {
+    const int64_t wanted = samples > bins ? samples : bins;
+    int64_t threads = (wanted + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP * XDI_CUDA_WARP;
     if (threads < XDI_CUDA_TOTAL_LEAST) threads = XDI_CUDA_TOTAL_LEAST;
-    if (threads > XDI_CUDA_TOTAL_THREADS) threads = XDI_CUDA_TOTAL_THREADS;
-    return (int)threads;
+    return (int)(threads < most ? threads : most);
 }
 
 /* ---- total, and of a rank that is alone what finish does, too ---- */
@@ -14185,16 +14262,16 @@ static __device__ inline void xdi_cuda_sample_finish_as(const xd_sample_args &a,
 }
 
 template <bool FIXED>
-static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_MOST)
     xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a, bool alone, xd_status *status) {
-    XD_SHARED(xdi_cuda_total_pair, positives, [XDI_CUDA_TOTAL_THREADS / 2]);
-    XD_SHARED(xdi_cuda_total_pair, negatives, [XDI_CUDA_TOTAL_THREADS / 2]); /* their magnitudes */
+    XD_SHARED(xdi_cuda_number_pair, positives, [XDI_CUDA_TOTAL_MOST / 2]);
+    XD_SHARED(xdi_cuda_number_pair, negatives, [XDI_CUDA_TOTAL_MOST / 2]); /* their magnitudes */
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
     XD_SHARED(int64_t, record, [XD_SAMPLE_RECORD_SUMS + 2 * XD_NORM_LIMBS]);
     const int t = (int)threadIdx.x;
     xd_sample next;
     if (t < a.samples) next = a.sample[t];
-    xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, XDI_CUDA_WARP);
+    xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, 1);
     xdi_cuda_total_findings findings;
     int64_t counted = 0;
     __syncthreads();
@@ -14231,7 +14308,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_sample_total_launch(const xd_launch *launch, const xd_sample_args *a, bool alone) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0, XDI_CUDA_TOTAL_MOST));
     if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a, alone, launch->status);
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a, alone, launch->status);
 }
@@ -14291,7 +14368,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdistill_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins, XDI_CUDA_TOTAL_THREADS));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_ratios_kernel, *a);
 }
 
@@ -14300,7 +14377,7 @@ static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdis
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     xdi_cuda_fdistill_bins_kernel(const __grid_constant__ xd_fdistill_args a, xd_status *status) {
-    XD_SHARED(xdi_cuda_total_pair, tile, [XDI_CUDA_TOTAL_THREADS / 2]);
+    XD_SHARED(xdi_cuda_number_pair, tile, [XDI_CUDA_TOTAL_THREADS / 2]);
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     XD_SHARED(int, clean, [1]);
     const int t = (int)threadIdx.x;
@@ -14338,7 +14415,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_fdistill_bins(const xd_launch *launch, const xd_fdistill_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins, XDI_CUDA_TOTAL_THREADS));
     if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<true>, *a, launch->status);
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<false>, *a, launch->status);
 }
@@ -14356,7 +14433,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_fdistill_weights(const xd_launch *launch, const xd_fdistill_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, 0));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, 0, XDI_CUDA_TOTAL_THREADS));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_weights_kernel, *a);
 }
 
@@ -15686,4 +15763,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
 #    pragma nv_diagnostic pop
 #endif
 
-/* xdistill sha256 c7ed26533a7c8eac7ef77e7e90f6deeacb165eecc9b86ac01ba91dec17f9d66c */
+/* xdistill sha256 80e5d66b261502639d4968bcee0d3f37e40b8295fbb8de7e33f8d92ee6f38deb */

@@ -531,7 +531,8 @@ XD_TEST(losses_of_samples_are_added_with_the_bits_of_their_order) {
             samples[i].counted = 1;
             samples[i].finding = XD_SAMPLE_FINE;
         }
-        const size_t in = board.add(samples), record = board.add(nullptr, XD_SAMPLE_RECORD_SUMS * sizeof(int64_t) + 2 * sizeof(double));
+        const size_t bytes = XD_SAMPLE_RECORD_SUMS * sizeof(int64_t) + 2 * sizeof(double), in = board.add(samples),
+                     record = board.add(nullptr, bytes);
         const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_launch launch = xd_ctx_launch(ctx);
             xd_sample_args a = {};
@@ -540,7 +541,7 @@ XD_TEST(losses_of_samples_are_added_with_the_bits_of_their_order) {
             a.record = place<int64_t>(at, record);
             CHECK(xd_ctx_kernels(ctx)->dmd_loss.total(&launch, &a) == XD_OK);
         });
-        CHECK(memcmp(after.data() + record, board.bytes.data() + record, XD_SAMPLE_RECORD_SUMS * sizeof(int64_t) + 2 * sizeof(double)) == 0);
+        CHECK(memcmp(after.data() + record, board.bytes.data() + record, bytes) == 0);
     }
 }
 

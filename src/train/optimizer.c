@@ -417,11 +417,13 @@ typedef struct xdi_optimizer_averages {
 
 /* Whether the list is, to the byte, that of the step before, which has succeeded: what was asked of it then need not be again. */
 static bool xdi_optimizer_has_same_list(const xd_optimizer *o) {
-    return o->listed && memcmp(o->desc.params, o->created, (size_t)o->desc.param_count * sizeof *o->created) == 0;
+    return o->listed &&
+           memcmp(o->desc.params, o->created, (size_t)o->desc.param_count * sizeof *o->created) == 0;
 }
 
 /* Whether the updates are those of the step before, but for the learning rate. */
-static bool xdi_optimizer_is_listed(const xd_optimizer *o, const xdi_optimizer_averages *averages, bool same_list) {
+static bool xdi_optimizer_is_listed(const xd_optimizer *o, const xdi_optimizer_averages *averages,
+                                    bool same_list) {
     const bool again = !averages->first || xdi_ema_joins_again(averages->first, o);
     return again && same_list && averages->first == o->joined && averages->count == 0;
 }
@@ -480,7 +482,8 @@ static xd_result xdi_optimizer_check_average(const xd_optimizer *o, bool same_li
 
 /* Checks the list of averages of a step: none NULL, none twice, each over a list that has not changed since its
  * creation. */
-static xd_result xdi_optimizer_check_averages(const xd_optimizer *o, bool same_list, const xd_optimizer_step_desc *d) {
+static xd_result xdi_optimizer_check_averages(const xd_optimizer *o, bool same_list,
+                                              const xd_optimizer_step_desc *d) {
     xd_ctx *const ctx = o->ctx;
     XD_REQUIRE(ctx, d->average_count >= 0 && (d->averages || d->average_count == 0), XD_ERROR_ARGUMENT,
                "%d averages%s", d->average_count, d->averages ? "" : " at NULL");
@@ -537,9 +540,11 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     xdi_optimizer_averages averages;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    const bool same_list = xdi_optimizer_has_same_list(optimizer); /* of parameters without a state: all gradients are summed */
+    const bool same_list =
+        xdi_optimizer_has_same_list(optimizer); /* of parameters without a state: all gradients are summed */
     if (!same_list)
-        XD_TRY(xdi_train_check_summed(optimizer->ctx, optimizer->desc.params, optimizer->desc.param_count, "xd_optimizer_step"));
+        XD_TRY(xdi_train_check_summed(optimizer->ctx, optimizer->desc.params, optimizer->desc.param_count,
+                                      "xd_optimizer_step"));
     const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
     if (xdi_train_refused(optimizer->ctx, d.status)) {
         if (skipped) *skipped = true;

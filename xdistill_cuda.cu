@@ -6376,10 +6376,11 @@ enum { XDI_CUDA_RING_NARROW = 0 };
 template <typename X, int KIND> struct xdi_cuda_ring_sums {
     typedef xdi_cuda_ring_is<KIND> is;
     typedef xdi_cuda_ring_form<X, is::TENSORS> form;
+    enum { ASKED_APART = is::FORWARD || form::FINE }; /* one question a tensor: what both have does not fit into registers together */
 
     float largest, teacher_largest, lowest; /* of this thread */
     bool mine, teacher_mine;                /* it has a column with the block's largest element */
-    float least;                            /* powers of eight columns that sum to less have none of these */
+    float least, teacher_least; /* powers of eight columns that sum to less have none of these; the teacher's where ASKED_APART */
     bool guarded;                           /* its loops are */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
@@ -6393,11 +6394,13 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         mine = largest == max;
         teacher_mine = is::SOFT && teacher_largest == teacher_max;
         const float some = max == -INFINITY || (is::SOFT && teacher_max == -INFINITY) ? 0.0f : 0.9f; /* 1, but for roundings */
-        least = mine || teacher_mine ? some : INFINITY;
+        least = mine || (!ASKED_APART && teacher_mine) ? some : INFINITY;
+        teacher_least = ASKED_APART && teacher_mine ? some : INFINITY;
         guarded = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
         student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
         hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
         teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, guarded);
+        student.c = xdi_cuda_ring_held(student.c);
         clear();
     }
     __device__ void clear() {
@@ -6409,32 +6412,35 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     __device__ bool repeats() const {
         return !form::FINE && (is::FORWARD || is::REVERSE) && !guarded && isnan(sum[XD_LOSS_CROSS]);
     }
-    /* The thread's columns in one stage, the first of which is `column` of the block's. */
-    template <bool GUARDED> __device__ void take(const unsigned char *at, int left, int column) {
+    /* Whether the thread has a largest element. */
+    __device__ bool has_any() const {
+        return fminf(least, teacher_least) < INFINITY;
+    }
+    /* The thread's columns in one stage: `left` packs before the end of the block's `packs`. */
+    template <bool GUARDED> __device__ void take(const unsigned char *at, int left, int packs) {
         enum { TOGETHER = GUARDED || XDI_CUDA_RING_NARROW ? 0 : (int)form::PARTS };
         XD_UNROLL
         for (int part = 0; part < TOGETHER; part++)
-            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
+            if (form::has(part, left)) take_part<GUARDED>(at, left, packs, part);
         XD_UNROLL_N(1)
         for (int part = TOGETHER; part < form::PARTS; part++)
-            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
+            if (form::has(part, left)) take_part<GUARDED>(at, left, packs, part);
     }
 
   private:
-    template <bool GUARDED> __device__ void take_part(const unsigned char *at, int left, int column, int part) {
+    template <bool GUARDED> __device__ void take_part(const unsigned char *at, int left, int packs, int part) {
         const xdi_cuda_eight x = form::read(at, part, left);
         if (is::SMOOTH) put(XD_LOSS_LINEAR, form::has_second(part, left) ? xdi_cuda_sum_of(x) : sum_of_four(x));
-        add<GUARDED>(x, at, left, column, part);
+        add<GUARDED>(x, at, left, packs, part);
     }
-    /* One question for both tensors, unless what they have does not fit into registers together. */
-    template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const unsigned char *at, int left, int column, int part) {
-        enum { APART = is::FORWARD || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
+    template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const unsigned char *at, int left, int packs, int part) {
+        enum { APART = ASKED_APART, NARROW = XDI_CUDA_RING_NARROW };
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
         xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {}, y = {};
         if (is::SOFT && (!APART || is::REVERSE)) y = form::read(at + form::BYTES, part, left);
         float own = NARROW ? INFINITY : xdi_cuda_sum_of(e), other = 0.0f;
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
-        if (APART && may_have(own)) own = set_apart(x, y, column, part, &e, &h);
+        if (APART && may_have(own, least)) own = set_apart(x, y, packs - left, part, &e, &h);
         if (APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (is::SOFT && APART && !is::REVERSE) y = form::read(at + form::BYTES, part, left); /* until then no registers */
         if (is::SOFT) {
@@ -6443,9 +6449,9 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             other = NARROW ? INFINITY : xdi_cuda_sum_of(f);
             if (!is::JSD) gap = xdi_cuda_ring_gaps(is::REVERSE ? a : b, is::REVERSE ? b : a);
         }
-        if (APART && is::SOFT && may_have(other)) other = set_teacher_apart(x, y, &f);
-        if (!APART && may_have(is::SOFT ? fmaxf(own, other) : own)) {
-            own = set_apart(x, y, column, part, &e, &h);
+        if (APART && is::SOFT && may_have(other, teacher_least)) other = set_teacher_apart(x, y, &f);
+        if (!APART && may_have(is::SOFT ? fmaxf(own, other) : own, least)) {
+            own = set_apart(x, y, packs - left, part, &e, &h);
             if (is::SOFT) other = set_teacher_apart(x, y, &f);
         }
         if (!APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
@@ -6455,7 +6461,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         if (is::REVERSE) put_cross<GUARDED>(e, gap);
     }
     /* Whether eight columns, by the sum of their powers, may have a largest element of the block. */
-    __device__ bool may_have(float power) const {
+    static __device__ bool may_have(float power, float least) {
         return XDI_CUDA_RING_NARROW ? least < INFINITY : power >= least;
     }
     __device__ void put_student(float own, const xdi_cuda_eight &h) {
@@ -6474,11 +6480,12 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     __device__ void put(int which, float term) {
         sum[which] = __fadd_rn(sum[which], term);
     }
-    /* Returns what remains. */
-    __device__ float set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
+    /* Of columns from pack `first` on. Returns what remains. */
+    __device__ float set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int first, int part, xdi_cuda_eight *e,
                                xdi_cuda_eight *h) {
+        const int column = first * (int)xdi_cuda_pack<X>::COUNT;
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT && mine; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && (ASKED_APART || mine); i++) {
             if (x.at[i] != largest) continue;
             const int at = column + form::column(part, i);
             e->at[i] = h->at[i] = 0.0f;
@@ -6490,7 +6497,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     }
     __device__ float set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT && teacher_mine; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && (ASKED_APART || teacher_mine); i++) {
             if (y.at[i] != teacher_largest) continue;
             f->at[i] = 0.0f;
             put(XDI_CUDA_RING_TEACHER_ONES, 1.0f);
@@ -7243,16 +7250,16 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     }
     __device__ void add_up(sums *mine) {
         if (!form::FINE && !mine->guarded) {
-            each([&](const unsigned char *at, int left, int column) { mine->template take<false>(at, left, column); });
+            each([&](const unsigned char *at, int left, int) { mine->template take<false>(at, left, b.packs); });
             if (!__any_sync(0xffffffffu, mine->repeats())) return;
             mine->clear();
             mine->guarded = true;
         }
-        each([&](const unsigned char *at, int left, int column) { mine->template take<true>(at, left, column); });
+        each([&](const unsigned char *at, int left, int) { mine->template take<true>(at, left, b.packs); });
     }
     /* Leaves the warp's sums in memory. What is apart, few threads have. */
     __device__ void keep_warp(const sums &mine) {
-        const bool any = __any_sync(0xffffffffu, mine.least < INFINITY) != 0;
+        const bool any = __any_sync(0xffffffffu, mine.has_any()) != 0;
         float own[XDI_CUDA_RING_FOUR] = {};
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
@@ -14084,16 +14091,119 @@ static xd_dmd_kernels xdi_cuda_dmd_table() {
     return kernels;
 }
 
+/* >>cuda/in_order.cuh */
+
+/* Numbers added one after the other, by a warp: the bits of one thread that does so, in half its time.
+ *
+ * While a sum stays between a power of 2 and the next one, its last place stays what it is, and a number adds to it what it rounds to
+ * in that place, whatever the sum is; unless it lies in the middle between two such values: then the sum's last bit decides. What they
+ * round to adds up without an error, in any order. So each lane adds up some numbers that follow each other, and a scan over the lanes
+ * finds the first one that reaches the next power or has such a middle. Its numbers are added in turn, and those of the lanes after it
+ * are looked at again. */
+
+enum { XDI_CUDA_IN_ORDER_LANE = 8, XDI_CUDA_IN_ORDER = XDI_CUDA_IN_ORDER_LANE * XDI_CUDA_WARP };
+
+/* Numbers, two in a load. */
+struct alignas(16) xdi_cuda_number_pair {
+    double at[2];
+};
+
+static __device__ inline uint64_t xdi_cuda_double_bits(double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static __device__ inline double xdi_cuda_bits_double(uint64_t bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* What a lane's numbers round to, one after the other, in the last place of a sum from `low` up to 2 low. From two sums, an even and an
+ * odd one: a middle leaves them equal, or two places from each other, and so they stay. *alike: it left them one place from each other.
+ * Of 2 low or more it is some number that is not less. */
+static __device__ inline double xdi_cuda_rounded_sum(const double (&x)[XDI_CUDA_IN_ORDER_LANE], double low, bool *alike) {
+    const double odd_low = xdi_cuda_bits_double(xdi_cuda_double_bits(low) + 1);
+    double even = low, odd = odd_low;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_IN_ORDER_LANE; i++) {
+        even = xd_add(even, x[i]);
+        odd = xd_add(odd, x[i]);
+    }
+    const double sum = xd_sub(even, low);
+    *alike = xd_sub(odd, odd_low) == sum;
+    return sum;
+}
+
+/* The inclusive sums over the lanes. */
+static __device__ inline double xdi_cuda_scan_lanes(double value) {
+    XD_UNROLL
+    for (int below = 1; below < XDI_CUDA_WARP; below *= 2) {
+        const double other = __shfl_up_sync(0xffffffffu, value, (unsigned)below);
+        if ((int)threadIdx.x % XDI_CUDA_WARP >= below) value = xd_add(value, other);
+    }
+    return value;
+}
+
+/* Adds 256 numbers of which lane k has those of 8 k and after, which also lie in memory; `some`: any of a lane's is not 0. */
+static __device__ inline double xdi_cuda_add_in_order_256(double sum, const double (&x)[XDI_CUDA_IN_ORDER_LANE], bool some,
+                                                          const xdi_cuda_number_pair *tile) {
+    const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
+    for (int begin = 0;;) {
+        const bool left = some && lane >= begin;
+        bool alike;
+        const double low = xdi_cuda_bits_double(xdi_cuda_double_bits(sum) & 0x7ff0000000000000u);
+        const double rounded = xdi_cuda_rounded_sum(x, low, &alike);
+        const double to = xd_add(sum, xdi_cuda_scan_lanes(left ? rounded : 0.0));
+        const bool fine = !left || (alike && to < xd_add(low, low));
+        const unsigned stops = ~__ballot_sync(0xffffffffu, fine);
+        const int stop = stops ? __ffs((int)stops) - 1 : XDI_CUDA_WARP;
+        const double before = __shfl_sync(0xffffffffu, to, stop > 0 ? stop - 1 : 0);
+        if (stop > 0) sum = before;
+        if (stop == XDI_CUDA_WARP) return sum;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_IN_ORDER_LANE / 2; i++) {
+            const xdi_cuda_number_pair pair = tile[stop * (XDI_CUDA_IN_ORDER_LANE / 2) + i];
+            sum = xd_add(xd_add(sum, pair.at[0]), pair.at[1]);
+        }
+        begin = stop + 1;
+        if (begin == XDI_CUDA_WARP) return sum;
+    }
+}
+
+/* Adds n numbers, none negative; what follows them in the tile up to a multiple of 8 is 0. All lanes of a warp have the sum. */
+static __device__ inline double xdi_cuda_add_in_order(double sum, const xdi_cuda_number_pair *tile, int n) {
+    enum { PAIRS = XDI_CUDA_IN_ORDER_LANE / 2 };
+    const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
+    for (int begin = 0; begin < n; begin += XDI_CUDA_IN_ORDER, tile += XDI_CUDA_IN_ORDER / 2) {
+        double x[XDI_CUDA_IN_ORDER_LANE] = {};
+        uint64_t any = 0;
+        XD_UNROLL
+        for (int i = 0; i < PAIRS && begin + lane * XDI_CUDA_IN_ORDER_LANE < n; i++) {
+            const xdi_cuda_number_pair pair = tile[lane * PAIRS + i];
+            x[2 * i] = pair.at[0];
+            x[2 * i + 1] = pair.at[1];
+            any |= xdi_cuda_double_bits(pair.at[0]) | xdi_cuda_double_bits(pair.at[1]);
+        }
+        if (__any_sync(0xffffffffu, any != 0)) sum = xdi_cuda_add_in_order_256(sum, x, any != 0, tile);
+    }
+    return sum;
+}
+
 /* >>cuda/dmd_total.cu */
 
 /* Losses over samples, from samples to one value, and the weights of f-distill: kernel/dmd_loss_scalar.h has the formulas, with the
  * CPU's bits but for exponentials. Each is one block, a thread for every sample of a tile, so that a sample's words are read,
  * and its exponential formed, beside those of the others; only what must have an order is added in it, out of shared memory,
- * by one thread for each sum: some nanoseconds a sample, where reading it from memory in turn takes some hundred. Sums in
- * fixed point have no order. A rank has tens to thousands of samples: more blocks would wait for each other longer than they
- * compute. */
+ * by one warp for each sum (in_order.cuh). Sums in fixed point have no order. A rank has tens to thousands of samples: more blocks
+ * would wait for each other longer than they compute. */
 
-enum { XDI_CUDA_TOTAL_THREADS = 256, XDI_CUDA_TOTAL_LEAST = 64 /* two warps: two sums */ };
+enum {
+    XDI_CUDA_TOTAL_THREADS = 256,
+    XDI_CUDA_TOTAL_MOST = 1024, /* where a sample is little work: its words come from memory, which takes longer than to add it */
+    XDI_CUDA_TOTAL_LEAST = 64   /* two warps: two sums */
+};
 
 struct xdi_cuda_smaller {
     template <typename T> __device__ T operator()(T a, T b) const {
@@ -14123,18 +14233,13 @@ struct xdi_cuda_total_findings {
     }
 };
 
-/* Numbers of a tile, two in a load. */
-struct alignas(16) xdi_cuda_total_pair {
-    double at[2];
-};
-
 /* A sum of numbers of the block's threads, tile after tile; all threads call its functions. */
 template <bool FIXED> struct xdi_cuda_total_sum {
     unsigned long long *limbs; /* [XD_NORM_LIMBS] shared */
-    double sum = 0.0;
-    int thread; /* that adds in order */
+    double sum = 0.0; /* of all lanes of the warp */
+    int warp;         /* that adds in order */
 
-    __device__ xdi_cuda_total_sum(unsigned long long *room, int adder) : limbs(room), thread(adder) {
+    __device__ xdi_cuda_total_sum(unsigned long long *room, int adder) : limbs(room), warp(adder) {
         for (int k = (int)threadIdx.x; k < XD_NORM_LIMBS; k += (int)blockDim.x) limbs[k] = 0;
     }
     /* A thread's own number, in fixed point. */
@@ -14143,18 +14248,13 @@ template <bool FIXED> struct xdi_cuda_total_sum {
         const uint64_t mantissa = FIXED ? xd_sum_mantissa(term, &bit) : 0;
         if (mantissa) xdi_cuda_limbs_add(limbs, mantissa, bit);
     }
-    /* n numbers and one more, none negative. What is not this sum's is 0 there, which changes no bit of it. */
-    __device__ void add(const xdi_cuda_total_pair *tile, int n) {
-        const int end = !FIXED && (int)threadIdx.x == thread ? (n + 1) / 2 : 0;
-        XD_UNROLL_N(8)
-        for (int k = 0; k < end; k++) {
-            const xdi_cuda_total_pair pair = tile[k];
-            sum = xd_add(xd_add(sum, pair.at[0]), pair.at[1]);
-        }
+    /* n numbers, none negative, and 0 up to the end of their warp. What is not this sum's is 0 there, which changes no bit of it. */
+    __device__ void add(const xdi_cuda_number_pair *tile, int n) {
+        if (!FIXED && (int)threadIdx.x / XDI_CUDA_WARP == warp) sum = xdi_cuda_add_in_order(sum, tile, n);
     }
     /* All threads' puts lie before a barrier. */
     __device__ void write(int64_t *words) {
-        if ((int)threadIdx.x != thread) return;
+        if ((int)threadIdx.x != warp * XDI_CUDA_WARP) return;
         if (FIXED) {
             xd_norm_carry((int64_t *)limbs);
             for (int k = 0; k < XD_NORM_LIMBS; k++) words[k] = (int64_t)limbs[k];
@@ -14164,12 +14264,11 @@ template <bool FIXED> struct xdi_cuda_total_sum {
     }
 };
 
-static int xdi_cuda_total_threads(int64_t samples, int64_t bins) {
-    const int64_t most = samples > bins ? samples : bins;
-    int64_t threads = (most + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP * XDI_CUDA_WARP;
+static int xdi_cuda_total_threads(int64_t samples, int64_t bins, int most) {
+    const int64_t wanted = samples > bins ? samples : bins;
+    int64_t threads = (wanted + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP * XDI_CUDA_WARP;
     if (threads < XDI_CUDA_TOTAL_LEAST) threads = XDI_CUDA_TOTAL_LEAST;
-    if (threads > XDI_CUDA_TOTAL_THREADS) threads = XDI_CUDA_TOTAL_THREADS;
-    return (int)threads;
+    return (int)(threads < most ? threads : most);
 }
 
 /* ---- total, and of a rank that is alone what finish does, too ---- */
@@ -14185,16 +14284,16 @@ static __device__ inline void xdi_cuda_sample_finish_as(const xd_sample_args &a,
 }
 
 template <bool FIXED>
-static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_MOST)
     xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a, bool alone, xd_status *status) {
-    XD_SHARED(xdi_cuda_total_pair, positives, [XDI_CUDA_TOTAL_THREADS / 2]);
-    XD_SHARED(xdi_cuda_total_pair, negatives, [XDI_CUDA_TOTAL_THREADS / 2]); /* their magnitudes */
+    XD_SHARED(xdi_cuda_number_pair, positives, [XDI_CUDA_TOTAL_MOST / 2]);
+    XD_SHARED(xdi_cuda_number_pair, negatives, [XDI_CUDA_TOTAL_MOST / 2]); /* their magnitudes */
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
     XD_SHARED(int64_t, record, [XD_SAMPLE_RECORD_SUMS + 2 * XD_NORM_LIMBS]);
     const int t = (int)threadIdx.x;
     xd_sample next;
     if (t < a.samples) next = a.sample[t];
-    xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, XDI_CUDA_WARP);
+    xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, 1);
     xdi_cuda_total_findings findings;
     int64_t counted = 0;
     __syncthreads();
@@ -14231,7 +14330,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_sample_total_launch(const xd_launch *launch, const xd_sample_args *a, bool alone) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0, XDI_CUDA_TOTAL_MOST));
     if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a, alone, launch->status);
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a, alone, launch->status);
 }
@@ -14291,7 +14390,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdistill_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins, XDI_CUDA_TOTAL_THREADS));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_ratios_kernel, *a);
 }
 
@@ -14300,7 +14399,7 @@ static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdis
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     xdi_cuda_fdistill_bins_kernel(const __grid_constant__ xd_fdistill_args a, xd_status *status) {
-    XD_SHARED(xdi_cuda_total_pair, tile, [XDI_CUDA_TOTAL_THREADS / 2]);
+    XD_SHARED(xdi_cuda_number_pair, tile, [XDI_CUDA_TOTAL_THREADS / 2]);
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     XD_SHARED(int, clean, [1]);
     const int t = (int)threadIdx.x;
@@ -14338,7 +14437,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_fdistill_bins(const xd_launch *launch, const xd_fdistill_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins, XDI_CUDA_TOTAL_THREADS));
     if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<true>, *a, launch->status);
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<false>, *a, launch->status);
 }
@@ -14356,7 +14455,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_fdistill_weights(const xd_launch *launch, const xd_fdistill_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, 0));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, 0, XDI_CUDA_TOTAL_THREADS));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_weights_kernel, *a);
 }
 
@@ -15686,4 +15785,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
 #    pragma nv_diagnostic pop
 #endif
 
-/* xdistill sha256 c7ed26533a7c8eac7ef77e7e90f6deeacb165eecc9b86ac01ba91dec17f9d66c */
+/* xdistill sha256 87c64acd8ff9d453276ce22e3aac53f57649dd28155e21e76bea615fc2ed0564 */

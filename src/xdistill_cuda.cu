@@ -70,6 +70,7 @@
 #ifndef XDISTILL_NO_DIFFUSION
 #include "cuda/doubles.cuh"
 #include "cuda/dmd.cu"
+#include "cuda/in_order.cuh"
 #include "cuda/dmd_total.cu"
 #include "cuda/dmd_terms.cuh"
 #include "cuda/dmd_tile.cuh"

@@ -253,15 +253,21 @@ static void check_lengths(int64_t stepped, int64_t averaged, bool random) {
         ema[k][1] = scene_ema(ctx, params[k], averaged, desc);
         scene_fill(value[k][2], XD_DTYPE_F32, N, 100); /* no step changes it, but its owner does */
     }
-    const xd_optimizer_step_desc with = { .averages = ema[0], .average_count = 2 };
-    scene_fill(gradient, XD_DTYPE_F32, N, 9);
-    CHECK_EQ_INT(xd_optimizer_step(optimizer[0], &with, NULL), XD_OK);
-    CHECK_EQ_INT(xd_optimizer_step(optimizer[1], NULL, NULL), XD_OK);
-    for (int j = 0; j < 2; j++) {
-        CHECK_EQ_INT(xd_ema_update(ema[1][j], XD_EMA_NEXT, NULL), XD_OK);
-        for (int64_t i = 0; i < averaged; i++)
-            CHECK(same(xd_ema_view(ema[0][j], i).shadow, xd_ema_view(ema[1][j], i).shadow));
+    for (int round = 0; round < 6; round++) {
+        const xd_optimizer_step_desc with = { .averages = ema[0], .average_count = round / 3 ? 1 : 2 };
+        scene_fill(gradient, XD_DTYPE_F32, N, 9 + (uint32_t)round);
+        for (int k = 0; k < 2; k++) params[k][0].gradient = round == 4 ? NULL : gradient; /* not stepped */
+        CHECK_EQ_INT(xd_optimizer_step(optimizer[0], &with, NULL), XD_OK);
+        CHECK_EQ_INT(xd_optimizer_step(optimizer[1], NULL, NULL), XD_OK);
+        for (int j = 0; j < with.average_count; j++) {
+            CHECK_EQ_INT(xd_ema_update(ema[1][j], XD_EMA_NEXT, NULL), XD_OK);
+            for (int64_t i = 0; i < averaged; i++)
+                CHECK(same(xd_ema_view(ema[0][j], i).shadow, xd_ema_view(ema[1][j], i).shadow));
+        }
     }
+    params[0][0].count--;
+    const xd_optimizer_step_desc with = { .averages = ema[0], .average_count = 1 };
+    CHECK_EQ_INT(xd_optimizer_step(optimizer[0], &with, NULL), XD_ERROR_STATE);
     for (int k = 0; k < 2; k++) {
         xd_ema_destroy(ema[k][0]);
         xd_ema_destroy(ema[k][1]);

@@ -59,6 +59,8 @@ steps_correct() {
     for name in $(examples); do echo "example:$name"; done
     [ ! -d "$golden" ] || echo golden:default golden:invariant
 }
+# What all shares are of, beside the clocks that the GPU has then: before the tests, as a GPU that is slow or shared shows there.
+steps_copy() { echo bench:gpu_copy; }
 # Figures: every operation, rows that calibrate the model, losses of two sweeps, and what ncu counts.
 steps_figures() { echo bench:gpu bench:gpu_columns bench:gpu_two_sweeps profile:gpu; }
 steps_races() {
@@ -221,6 +223,9 @@ lts__t_sector_hit_rate.pct,smsp__average_warps_issue_stalled_long_scoreboard_per
 
 step_bench() {
     case $1 in
+    gpu_copy)
+        [ "$emulate" ] || nvidia-smi --query-gpu=clocks.sm,clocks.mem,clocks.max.sm,power.draw,utilization.gpu --format=csv
+        GPU_ONLY=none run bench_gpu && { [ "$emulate" ] || nvidia-smi --query-gpu=clocks.sm,clocks.mem,power.draw --format=csv; } ;;
     gpu_two_sweeps) GPU_TWO_SWEEPS=1 GPU_ONLY="ce,kl,reverse_kl,jsd,hard_soft" run bench_gpu -J "$rows" ;;
     gpu_columns) GPU_COLUMNS=1 run bench_gpu -J "$rows" ;;
     torch)
@@ -316,6 +321,7 @@ describe() {
 steps() {
     {
         [ "$what" != all ] && [ "$what" != tests ] && [ "$what" != build ] || { steps_compile; steps_link; }
+        [ "$what" != all ] || steps_copy
         [ "$what" = build ] || steps_first
         [ "$what" != all ] || steps_figures
         [ "$what" = build ] || steps_correct

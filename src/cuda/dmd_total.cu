@@ -1,11 +1,14 @@
 /* Losses over samples, from samples to one value, and the weights of f-distill: kernel/dmd_loss_scalar.h has the formulas, with the
  * CPU's bits but for exponentials. Each is one block, a thread for every sample of a tile, so that a sample's words are read,
  * and its exponential formed, beside those of the others; only what must have an order is added in it, out of shared memory,
- * by one thread for each sum: some nanoseconds a sample, where reading it from memory in turn takes some hundred. Sums in
- * fixed point have no order. A rank has tens to thousands of samples: more blocks would wait for each other longer than they
- * compute. */
+ * by one warp for each sum (in_order.cuh). Sums in fixed point have no order. A rank has tens to thousands of samples: more blocks
+ * would wait for each other longer than they compute. */
 
-enum { XDI_CUDA_TOTAL_THREADS = 256, XDI_CUDA_TOTAL_LEAST = 64 /* two warps: two sums */ };
+enum {
+    XDI_CUDA_TOTAL_THREADS = 256,
+    XDI_CUDA_TOTAL_MOST = 1024, /* where a sample is little work: its words come from memory, which takes longer than to add it */
+    XDI_CUDA_TOTAL_LEAST = 64   /* two warps: two sums */
+};
 
 struct xdi_cuda_smaller {
     template <typename T> __device__ T operator()(T a, T b) const {
@@ -35,18 +38,13 @@ struct xdi_cuda_total_findings {
     }
 };
 
-/* Numbers of a tile, two in a load. */
-struct alignas(16) xdi_cuda_total_pair {
-    double at[2];
-};
-
 /* A sum of numbers of the block's threads, tile after tile; all threads call its functions. */
 template <bool FIXED> struct xdi_cuda_total_sum {
     unsigned long long *limbs; /* [XD_NORM_LIMBS] shared */
-    double sum = 0.0;
-    int thread; /* that adds in order */
+    double sum = 0.0; /* of all lanes of the warp */
+    int warp;         /* that adds in order */
 
-    __device__ xdi_cuda_total_sum(unsigned long long *room, int adder) : limbs(room), thread(adder) {
+    __device__ xdi_cuda_total_sum(unsigned long long *room, int adder) : limbs(room), warp(adder) {
         for (int k = (int)threadIdx.x; k < XD_NORM_LIMBS; k += (int)blockDim.x) limbs[k] = 0;
     }
     /* A thread's own number, in fixed point. */
@@ -55,18 +53,13 @@ template <bool FIXED> struct xdi_cuda_total_sum {
         const uint64_t mantissa = FIXED ? xd_sum_mantissa(term, &bit) : 0;
         if (mantissa) xdi_cuda_limbs_add(limbs, mantissa, bit);
     }
-    /* n numbers and one more, none negative. What is not this sum's is 0 there, which changes no bit of it. */
-    __device__ void add(const xdi_cuda_total_pair *tile, int n) {
-        const int end = !FIXED && (int)threadIdx.x == thread ? (n + 1) / 2 : 0;
-        XD_UNROLL_N(8)
-        for (int k = 0; k < end; k++) {
-            const xdi_cuda_total_pair pair = tile[k];
-            sum = xd_add(xd_add(sum, pair.at[0]), pair.at[1]);
-        }
+    /* n numbers, none negative, and 0 up to the end of their warp. What is not this sum's is 0 there, which changes no bit of it. */
+    __device__ void add(const xdi_cuda_number_pair *tile, int n) {
+        if (!FIXED && (int)threadIdx.x / XDI_CUDA_WARP == warp) sum = xdi_cuda_add_in_order(sum, tile, n);
     }
     /* All threads' puts lie before a barrier. */
     __device__ void write(int64_t *words) {
-        if ((int)threadIdx.x != thread) return;
+        if ((int)threadIdx.x != warp * XDI_CUDA_WARP) return;
         if (FIXED) {
             xd_norm_carry((int64_t *)limbs);
             for (int k = 0; k < XD_NORM_LIMBS; k++) words[k] = (int64_t)limbs[k];
@@ -76,12 +69,11 @@ template <bool FIXED> struct xdi_cuda_total_sum {
     }
 };
 
-static int xdi_cuda_total_threads(int64_t samples, int64_t bins) {
-    const int64_t most = samples > bins ? samples : bins;
-    int64_t threads = (most + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP * XDI_CUDA_WARP;
+static int xdi_cuda_total_threads(int64_t samples, int64_t bins, int most) {
+    const int64_t wanted = samples > bins ? samples : bins;
+    int64_t threads = (wanted + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP * XDI_CUDA_WARP;
     if (threads < XDI_CUDA_TOTAL_LEAST) threads = XDI_CUDA_TOTAL_LEAST;
-    if (threads > XDI_CUDA_TOTAL_THREADS) threads = XDI_CUDA_TOTAL_THREADS;
-    return (int)threads;
+    return (int)(threads < most ? threads : most);
 }
 
 /* ---- total, and of a rank that is alone what finish does, too ---- */
@@ -97,16 +89,16 @@ static __device__ inline void xdi_cuda_sample_finish_as(const xd_sample_args &a,
 }
 
 template <bool FIXED>
-static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_MOST)
     xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a, bool alone, xd_status *status) {
-    XD_SHARED(xdi_cuda_total_pair, positives, [XDI_CUDA_TOTAL_THREADS / 2]);
-    XD_SHARED(xdi_cuda_total_pair, negatives, [XDI_CUDA_TOTAL_THREADS / 2]); /* their magnitudes */
+    XD_SHARED(xdi_cuda_number_pair, positives, [XDI_CUDA_TOTAL_MOST / 2]);
+    XD_SHARED(xdi_cuda_number_pair, negatives, [XDI_CUDA_TOTAL_MOST / 2]); /* their magnitudes */
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
     XD_SHARED(int64_t, record, [XD_SAMPLE_RECORD_SUMS + 2 * XD_NORM_LIMBS]);
     const int t = (int)threadIdx.x;
     xd_sample next;
     if (t < a.samples) next = a.sample[t];
-    xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, XDI_CUDA_WARP);
+    xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, 1);
     xdi_cuda_total_findings findings;
     int64_t counted = 0;
     __syncthreads();
@@ -143,7 +135,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_sample_total_launch(const xd_launch *launch, const xd_sample_args *a, bool alone) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0, XDI_CUDA_TOTAL_MOST));
     if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a, alone, launch->status);
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a, alone, launch->status);
 }
@@ -203,7 +195,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdistill_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins, XDI_CUDA_TOTAL_THREADS));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_ratios_kernel, *a);
 }
 
@@ -212,7 +204,7 @@ static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdis
 template <bool FIXED>
 static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
     xdi_cuda_fdistill_bins_kernel(const __grid_constant__ xd_fdistill_args a, xd_status *status) {
-    XD_SHARED(xdi_cuda_total_pair, tile, [XDI_CUDA_TOTAL_THREADS / 2]);
+    XD_SHARED(xdi_cuda_number_pair, tile, [XDI_CUDA_TOTAL_THREADS / 2]);
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     XD_SHARED(int, clean, [1]);
     const int t = (int)threadIdx.x;
@@ -250,7 +242,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_fdistill_bins(const xd_launch *launch, const xd_fdistill_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins, XDI_CUDA_TOTAL_THREADS));
     if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<true>, *a, launch->status);
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<false>, *a, launch->status);
 }
@@ -268,7 +260,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
 static xd_result xdi_cuda_fdistill_weights(const xd_launch *launch, const xd_fdistill_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, 0));
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, 0, XDI_CUDA_TOTAL_THREADS));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_weights_kernel, *a);
 }
 

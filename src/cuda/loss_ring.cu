@@ -86,16 +86,16 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     }
     __device__ void add_up(sums *mine) {
         if (!form::FINE && !mine->guarded) {
-            each([&](const unsigned char *at, int left, int column) { mine->template take<false>(at, left, column); });
+            each([&](const unsigned char *at, int left, int) { mine->template take<false>(at, left, b.packs); });
             if (!__any_sync(0xffffffffu, mine->repeats())) return;
             mine->clear();
             mine->guarded = true;
         }
-        each([&](const unsigned char *at, int left, int column) { mine->template take<true>(at, left, column); });
+        each([&](const unsigned char *at, int left, int) { mine->template take<true>(at, left, b.packs); });
     }
     /* Leaves the warp's sums in memory. What is apart, few threads have. */
     __device__ void keep_warp(const sums &mine) {
-        const bool any = __any_sync(0xffffffffu, mine.least < INFINITY) != 0;
+        const bool any = __any_sync(0xffffffffu, mine.has_any()) != 0;
         float own[XDI_CUDA_RING_FOUR] = {};
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)

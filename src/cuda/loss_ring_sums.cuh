@@ -128,10 +128,11 @@ enum { XDI_CUDA_RING_NARROW = 0 };
 template <typename X, int KIND> struct xdi_cuda_ring_sums {
     typedef xdi_cuda_ring_is<KIND> is;
     typedef xdi_cuda_ring_form<X, is::TENSORS> form;
+    enum { ASKED_APART = is::FORWARD || form::FINE }; /* one question a tensor: what both have does not fit into registers together */
 
     float largest, teacher_largest, lowest; /* of this thread */
     bool mine, teacher_mine;                /* it has a column with the block's largest element */
-    float least;                            /* powers of eight columns that sum to less have none of these */
+    float least, teacher_least; /* powers of eight columns that sum to less have none of these; the teacher's where ASKED_APART */
     bool guarded;                           /* its loops are */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
@@ -145,11 +146,13 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         mine = largest == max;
         teacher_mine = is::SOFT && teacher_largest == teacher_max;
         const float some = max == -INFINITY || (is::SOFT && teacher_max == -INFINITY) ? 0.0f : 0.9f; /* 1, but for roundings */
-        least = mine || teacher_mine ? some : INFINITY;
+        least = mine || (!ASKED_APART && teacher_mine) ? some : INFINITY;
+        teacher_least = ASKED_APART && teacher_mine ? some : INFINITY;
         guarded = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
         student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
         hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
         teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, guarded);
+        student.c = xdi_cuda_ring_held(student.c);
         clear();
     }
     __device__ void clear() {
@@ -161,32 +164,35 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     __device__ bool repeats() const {
         return !form::FINE && (is::FORWARD || is::REVERSE) && !guarded && isnan(sum[XD_LOSS_CROSS]);
     }
-    /* The thread's columns in one stage, the first of which is `column` of the block's. */
-    template <bool GUARDED> __device__ void take(const unsigned char *at, int left, int column) {
+    /* Whether the thread has a largest element. */
+    __device__ bool has_any() const {
+        return fminf(least, teacher_least) < INFINITY;
+    }
+    /* The thread's columns in one stage: `left` packs before the end of the block's `packs`. */
+    template <bool GUARDED> __device__ void take(const unsigned char *at, int left, int packs) {
         enum { TOGETHER = GUARDED || XDI_CUDA_RING_NARROW ? 0 : (int)form::PARTS };
         XD_UNROLL
         for (int part = 0; part < TOGETHER; part++)
-            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
+            if (form::has(part, left)) take_part<GUARDED>(at, left, packs, part);
         XD_UNROLL_N(1)
         for (int part = TOGETHER; part < form::PARTS; part++)
-            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
+            if (form::has(part, left)) take_part<GUARDED>(at, left, packs, part);
     }
 
   private:
-    template <bool GUARDED> __device__ void take_part(const unsigned char *at, int left, int column, int part) {
+    template <bool GUARDED> __device__ void take_part(const unsigned char *at, int left, int packs, int part) {
         const xdi_cuda_eight x = form::read(at, part, left);
         if (is::SMOOTH) put(XD_LOSS_LINEAR, form::has_second(part, left) ? xdi_cuda_sum_of(x) : sum_of_four(x));
-        add<GUARDED>(x, at, left, column, part);
+        add<GUARDED>(x, at, left, packs, part);
     }
-    /* One question for both tensors, unless what they have does not fit into registers together. */
-    template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const unsigned char *at, int left, int column, int part) {
-        enum { APART = is::FORWARD || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
+    template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const unsigned char *at, int left, int packs, int part) {
+        enum { APART = ASKED_APART, NARROW = XDI_CUDA_RING_NARROW };
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
         xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {}, y = {};
         if (is::SOFT && (!APART || is::REVERSE)) y = form::read(at + form::BYTES, part, left);
         float own = NARROW ? INFINITY : xdi_cuda_sum_of(e), other = 0.0f;
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
-        if (APART && may_have(own)) own = set_apart(x, y, column, part, &e, &h);
+        if (APART && may_have(own, least)) own = set_apart(x, y, packs - left, part, &e, &h);
         if (APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (is::SOFT && APART && !is::REVERSE) y = form::read(at + form::BYTES, part, left); /* until then no registers */
         if (is::SOFT) {
@@ -195,9 +201,9 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             other = NARROW ? INFINITY : xdi_cuda_sum_of(f);
             if (!is::JSD) gap = xdi_cuda_ring_gaps(is::REVERSE ? a : b, is::REVERSE ? b : a);
         }
-        if (APART && is::SOFT && may_have(other)) other = set_teacher_apart(x, y, &f);
-        if (!APART && may_have(is::SOFT ? fmaxf(own, other) : own)) {
-            own = set_apart(x, y, column, part, &e, &h);
+        if (APART && is::SOFT && may_have(other, teacher_least)) other = set_teacher_apart(x, y, &f);
+        if (!APART && may_have(is::SOFT ? fmaxf(own, other) : own, least)) {
+            own = set_apart(x, y, packs - left, part, &e, &h);
             if (is::SOFT) other = set_teacher_apart(x, y, &f);
         }
         if (!APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
@@ -207,7 +213,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         if (is::REVERSE) put_cross<GUARDED>(e, gap);
     }
     /* Whether eight columns, by the sum of their powers, may have a largest element of the block. */
-    __device__ bool may_have(float power) const {
+    static __device__ bool may_have(float power, float least) {
         return XDI_CUDA_RING_NARROW ? least < INFINITY : power >= least;
     }
     __device__ void put_student(float own, const xdi_cuda_eight &h) {
@@ -226,11 +232,12 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     __device__ void put(int which, float term) {
         sum[which] = __fadd_rn(sum[which], term);
     }
-    /* Returns what remains. */
-    __device__ float set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
+    /* Of columns from pack `first` on. Returns what remains. */
+    __device__ float set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int first, int part, xdi_cuda_eight *e,
                                xdi_cuda_eight *h) {
+        const int column = first * (int)xdi_cuda_pack<X>::COUNT;
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT && mine; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && (ASKED_APART || mine); i++) {
             if (x.at[i] != largest) continue;
             const int at = column + form::column(part, i);
             e->at[i] = h->at[i] = 0.0f;
@@ -242,7 +249,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     }
     __device__ float set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT && teacher_mine; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && (ASKED_APART || teacher_mine); i++) {
             if (y.at[i] != teacher_largest) continue;
             f->at[i] = 0.0f;
             put(XDI_CUDA_RING_TEACHER_ONES, 1.0f);

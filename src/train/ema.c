@@ -532,9 +532,11 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     args.keep = xdi_ema_decay_at(&ema->desc, iteration);
     args.weighted_sum = ema->desc.compat_credit;
     args.turn = ema->counts_there ? ema->turn : NULL;
+    bool copies = false;
     for (int64_t i = 0; i < ema->shadow_count && !args.same; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
+        copies = copies || s->copied;
         if (s->copied || (joined && xdi_ema_can_join(ema, s))) continue;
         xd_lerp_array *lerp = &ema->lerps[args.array_count++];
         lerp->target = s->value;
@@ -544,8 +546,10 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
         lerp->count = p->count;
     }
     ema->last.lerp_count = 0; /* until it has succeeded */
+    if (joined) ema->last.none_left = false;
     XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.lerp(&launch, &args));
     ema->last.lerp_count = joined ? 0 : args.array_count;
+    if (joined) ema->last.none_left = args.array_count == 0 && !copies;
     return xdi_ema_copy(ema, false, status);
 }
 
@@ -697,8 +701,12 @@ XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average
     return true;
 }
 
+XD_PRIVATE bool xdi_ema_joined_last(const xd_ema *ema, const xd_optimizer *optimizer) {
+    return ema->last.optimizer == optimizer;
+}
+
 XD_PRIVATE bool xdi_ema_joins_again(xd_ema *ema, const xd_optimizer *optimizer) {
-    const bool again = ema->last.optimizer == optimizer;
+    const bool again = xdi_ema_joined_last(ema, optimizer);
     ema->last.optimizer = optimizer;
     return again;
 }
@@ -721,8 +729,9 @@ XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k) {
     xdi_ema_describe_move(ema, s, all, origin, &ema->moves[k]);
 }
 
-XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
+XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, bool same, const xd_status *status) {
     if (!ema->counts_there) ema->iteration++; /* xdi_ema_begin has */
+    if (same && ema->last.none_left && !ema->unmoved) return XD_OK;
     return xdi_ema_average(ema, ema->iteration, true, status);
 }
 

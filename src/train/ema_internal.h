@@ -29,6 +29,7 @@ typedef struct xdi_ema_name {
 typedef struct xdi_ema_last {
     const void *optimizer; /* of the last step that the average joined */
     int64_t lerp_count;    /* of an update of all shadows; 0 after another one */
+    bool none_left;        /* that step has updated every shadow */
 } xdi_ema_last;
 
 struct xd_ema {

@@ -63,15 +63,19 @@ XD_PRIVATE xd_result xdi_ema_has_next(const xd_ema *ema);
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k);
 
-/* ema.c: whether the last step that an average joined was one of this optimizer. From now on it is. */
+/* ema.c: whether the last step that an average joined was one of this optimizer. */
+XD_PRIVATE bool xdi_ema_joined_last(const xd_ema *ema, const xd_optimizer *optimizer);
+
+/* ema.c: the same. From now on it is. */
 XD_PRIVATE bool xdi_ema_joins_again(xd_ema *ema, const xd_optimizer *optimizer);
 
 /* ema.c: begins the update of an average that has joined a step, before the step. On a device *turn is what the step reads of
  * it, where the host cannot know whether its counters advance; else NULL. */
 XD_PRIVATE xd_result xdi_ema_begin(xd_ema *ema, const xd_status *status, const xd_average_turn **turn);
 
-/* ema.c: the rest of xd_ema_update(ema, XD_EMA_NEXT, status), without the shadows that have joined the step. */
-XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
+/* ema.c: the rest of xd_ema_update(ema, XD_EMA_NEXT, status), without the shadows that have joined the step. `same`: they are those
+ * of the last step that it joined. */
+XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, bool same, const xd_status *status);
 
 /* ema_state.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
 XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema);

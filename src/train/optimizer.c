@@ -417,11 +417,17 @@ typedef struct xdi_optimizer_averages {
     int count; /* of those beside */
 } xdi_optimizer_averages;
 
-/* Whether the updates are those of the step before, but for the learning rate. */
-static bool xdi_optimizer_is_listed(const xd_optimizer *o, const xdi_optimizer_averages *averages) {
-    const bool again = !averages->first || xdi_ema_joins_again(averages->first, o);
-    return again && o->listed && averages->first == o->joined && averages->count == 0 &&
+/* Whether the list is, to the byte, that of the step before, which has succeeded: what was asked of it then need not be again. */
+static bool xdi_optimizer_has_same_list(const xd_optimizer *o) {
+    return o->listed &&
            memcmp(o->desc.params, o->created, (size_t)o->desc.param_count * sizeof *o->created) == 0;
+}
+
+/* Whether the updates are those of the step before, but for the learning rate. */
+static bool xdi_optimizer_is_listed(const xd_optimizer *o, const xdi_optimizer_averages *averages,
+                                    bool same_list) {
+    const bool again = !averages->first || xdi_ema_joins_again(averages->first, o);
+    return again && same_list && averages->first == o->joined && averages->count == 0;
 }
 
 /* Changes the learning rate of the updates. */
@@ -437,11 +443,11 @@ static void xdi_optimizer_rate_updates(xd_optimizer *o) {
 }
 
 /* Lists the updates of a step, with the shadows that they update too. */
-static xd_result xdi_optimizer_collect(xd_optimizer *o, xdi_optimizer_averages *averages,
+static xd_result xdi_optimizer_collect(xd_optimizer *o, bool same_list, xdi_optimizer_averages *averages,
                                        xd_update_args *args) {
     const xd_optimizer_desc *d = &o->desc;
     char text[XDI_CHANGED];
-    args->same = xdi_optimizer_is_listed(o, averages);
+    args->same = xdi_optimizer_is_listed(o, averages, same_list);
     if (args->same) {
         xdi_optimizer_rate_updates(o);
         args->array_count = o->update_count;
@@ -470,9 +476,17 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, xdi_optimizer_averages *
     return XD_OK;
 }
 
+/* What a step asks of the list of an average. The one that has joined the step before was asked then. */
+static xd_result xdi_optimizer_check_average(const xd_optimizer *o, bool same_list, const xd_ema *ema) {
+    if (same_list && ema == o->joined && xdi_ema_joined_last(ema, o)) return xdi_ema_in_place(ema);
+    return xdi_ema_unchanged(ema);
+}
+
 /* Checks the list of averages of a step: none NULL, none twice, each over a list that has not changed since its
  * creation. */
-static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_step_desc *d) {
+static xd_result xdi_optimizer_check_averages(const xd_optimizer *o, bool same_list,
+                                              const xd_optimizer_step_desc *d) {
+    xd_ctx *const ctx = o->ctx;
     XD_REQUIRE(ctx, d->average_count >= 0 && (d->averages || d->average_count == 0), XD_ERROR_ARGUMENT,
                "%d averages%s", d->average_count, d->averages ? "" : " at NULL");
     for (int i = 0; i < d->average_count; i++) {
@@ -480,7 +494,7 @@ static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_st
         for (int k = 0; k < i; k++)
             XD_REQUIRE(ctx, d->averages[k] != d->averages[i], XD_ERROR_ARGUMENT,
                        "averages %d and %d are the same one", k, i);
-        XD_TRY(xdi_ema_unchanged(d->averages[i]));
+        XD_TRY(xdi_optimizer_check_average(o, same_list, d->averages[i]));
         XD_TRY(xdi_ema_has_next(d->averages[i]));
     }
     return XD_OK;
@@ -529,17 +543,20 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     xdi_optimizer_averages averages;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    XD_TRY(xdi_train_check_summed(optimizer->ctx, optimizer->desc.params, optimizer->desc.param_count,
-                                  "xd_optimizer_step"));
+    const bool same_list =
+        xdi_optimizer_has_same_list(optimizer); /* of parameters without a state: all gradients are summed */
+    if (!same_list)
+        XD_TRY(xdi_train_check_summed(optimizer->ctx, optimizer->desc.params, optimizer->desc.param_count,
+                                      "xd_optimizer_step"));
     const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
     if (xdi_train_refused(optimizer->ctx, d.status)) {
         if (skipped) *skipped = true;
         return XD_OK;
     }
     xd_update_args args = xdi_optimizer_args(optimizer, d.gradient_scale);
-    XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
+    XD_TRY(xdi_optimizer_check_averages(optimizer, same_list, &d));
     xdi_optimizer_join(optimizer, &d, &averages, &args);
-    XD_TRY(xdi_optimizer_collect(optimizer, &averages, &args));
+    XD_TRY(xdi_optimizer_collect(optimizer, same_list, &averages, &args));
     const bool listed = optimizer->listed;
     optimizer->listed = false; /* until it has succeeded */
     XD_TRY(xdi_optimizer_begin(&averages, d.status, &args));
@@ -549,7 +566,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     if (skipped) *skipped = false;
     for (int i = 0; i < d.average_count; i++)
         XD_TRY(xdi_optimizer_has_joined(&averages, d.averages[i])
-                   ? xdi_ema_follow(d.averages[i], d.status)
+                   ? xdi_ema_follow(d.averages[i], args.same, d.status)
                    : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
     return XD_OK;
 }

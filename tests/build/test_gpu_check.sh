@@ -58,7 +58,7 @@ awk -F '"' '
 # What tells most comes first, and PyTorch last.
 sh tools/gpu_check.sh --steps >"$folder/steps"
 after=0
-for step in link:unit link:bench_gpu bench:gpu bench:gpu_columns bench:gpu_two_sweeps test:test_cuda_reduce racecheck:test_cuda_reduce \
+for step in link:unit link:bench_gpu bench:gpu_copy bench:gpu bench:gpu_columns bench:gpu_two_sweeps test:test_cuda_reduce racecheck:test_cuda_reduce \
     bench:nccl memcheck:test_cuda_matmul bench:torch; do
     line=$(grep -nx "$step" "$folder/steps" | cut -d : -f 1)
     [ "${line:-0}" -gt "$after" ] || { echo "$step is not behind line $after of the steps"; cat "$folder/steps"; exit 1; }

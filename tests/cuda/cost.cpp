@@ -2,7 +2,8 @@
  * section of the report is the operation, and a line "operation dtype elements, units" on standard output says how much was done.
  * tools/gpu_cost.py joins both. sh tests/cuda/run.sh cost runs it.
  *
- *     cost [a part of an operation's name]      only these operations */
+ *     cost [a part of an operation's name]             only these operations
+ *     cost --host [a part of an operation's name]      instead of that, what the host computes for a call, without the kernels */
 #include "cost.h"
 
 #include "cost_train.h"
@@ -103,9 +104,11 @@ static void measure_topk() {
 }
 
 int main(int argc, char **argv) {
-    wanted = argc > 1 ? argv[1] : nullptr;
+    const bool host = argc > 1 && strcmp(argv[1], "--host") == 0;
+    wanted = argc > 1 + host ? argv[1 + host] : nullptr;
     require(xd_ctx_create(nullptr, &ctx));
     require(xd_cuda_create(ctx, nullptr, &gpu));
+    host_alone = host;
     measure_losses();
     measure_statistics();
     measure_topk();

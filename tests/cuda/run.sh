@@ -8,6 +8,8 @@
 #                                              Needs nvcc; skipped, in words, without it
 #   sh tests/cuda/run.sh cost                  each operation once in the same way, and its cost: counts and what a model makes of them
 #                                              (tools/gpu_cost.py), under the budgets of bench/gpu_budget.txt. CUDA_ARCH: 90, 80 or 100
+#   sh tests/cuda/run.sh host                  the time of a call with a thousand arrays on this host, which ends where a kernel would
+#                                              be launched. HOST_OPERATIONS: a part of an operation's name, _list
 #   sh tests/cuda/run.sh gpu                   compiled by nvcc and run on a GPU, by tools/gpu_check.sh --tests; skipped, in
 #                                              words, without one
 #
@@ -197,18 +199,27 @@ make_log() {
     rm -f "$out/unit.cubin"
 }
 
+wrap_launch="-Wl,--wrap=_Z10emu_launchPK18cudaLaunchConfig_tRK15emu_kernel_call" # see cost.h
+
 run_cost() {
     lacks_nvcc && return
     out=$build/ptx ptx=${CUDA_PTX:-} arch=${CUDA_ARCH:-90}
     [ "$arch" = 90 ] && tag= || tag=.$arch
     echo "cuda, cost:"
     golden= tests=tests/cuda/cost.cpp
-    build_emulated plain && make_ptx && make_log || { fail "cannot build for cost"; return; }
+    build_emulated plain "$wrap_launch" && make_ptx && make_log || { fail "cannot build for cost"; return; }
     report=$out/report$tag operations=$out/operations$tag
     rm -f "$report"
     env EMU_ARCH="$arch" EMU_PTX="$ptx" EMU_PTX_REQUIRE=1 EMU_PTX_REPORT="$report" "$out/cost" ${COST_OPERATIONS:-} >"$operations" ||
         { fail "  cost failed"; return; }
     ARCH=$arch python3 tools/gpu_cost.py "$report" "$operations" "$log" ${CUDA_BUDGET:-} || { fail "  over budget"; return; }
+    passed=$((passed + 1))
+}
+
+run_host() {
+    out=$build/plain golden= tests=tests/cuda/cost.cpp
+    echo "cuda, host:"
+    build_emulated plain "$wrap_launch" && "$out/cost" --host "${HOST_OPERATIONS:-_list}" || { fail "  host failed"; return; }
     passed=$((passed + 1))
 }
 
@@ -236,6 +247,7 @@ for mode in "$@"; do
     coverage) run_coverage ;;
     ptx) run_ptx ;;
     cost) run_cost ;;
+    host) run_host ;;
     *) run_emulated "$mode" ;;
     esac
 done

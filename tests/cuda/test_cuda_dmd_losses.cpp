@@ -502,6 +502,49 @@ XD_TEST(totals_of_many_samples_have_the_bits_of_the_cpu) {
     }
 }
 
+/* Loss i of a kind whose sum rounds in some way. */
+static double rounding_loss(int kind, int64_t i, Random *random) {
+    const double unit = ((double)random->below(1 << 26) + (double)random->below(1 << 26) * 0x1p-26) * 0x1p-26;
+    switch (kind) {
+    case 0: return unit;
+    case 1: return random->below(2) ? unit : -unit;
+    case 2: return i == 0 ? 1.0 : (double)(2 * random->below(4) + 1) * 0x1p-53; /* often between two numbers */
+    case 3: return ldexp(1.0 + unit, (int)(i / 40));                            /* reaches powers of 2 */
+    case 4: return ldexp((double)random->below(1000), -1074 + (int)(i / 100));  /* without all digits */
+    case 5: return 0.1;
+    case 6: return i % 300 == 299 ? unit : 0.0;
+    case 7: return i > 500 ? 1e308 : unit; /* to infinity */
+    default: return i % 64 == 0 ? ldexp(1.0 + unit, -(int)(i / 64)) : ldexp(unit, -30);
+    }
+}
+
+XD_TEST(losses_of_samples_are_added_with_the_bits_of_their_order) {
+    static const int64_t counts[] = { 5, 33, 256, 300, 1024, 1025, 2500 };
+    Pair pair;
+    for (int k = 0; k < 63; k++) {
+        Random random(900 + (uint64_t)k);
+        Board board;
+        std::vector<xd_sample> samples((size_t)counts[k % 7]);
+        for (size_t i = 0; i < samples.size(); i++) {
+            samples[i].loss = rounding_loss(k / 7, (int64_t)i, &random);
+            samples[i].factor = samples[i].weight = 1.0;
+            samples[i].counted = 1;
+            samples[i].finding = XD_SAMPLE_FINE;
+        }
+        const size_t bytes = XD_SAMPLE_RECORD_SUMS * sizeof(int64_t) + 2 * sizeof(double), in = board.add(samples),
+                     record = board.add(nullptr, bytes);
+        const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const xd_launch launch = xd_ctx_launch(ctx);
+            xd_sample_args a = {};
+            a.samples = (int64_t)samples.size();
+            a.sample = (xd_sample *)((unsigned char *)at + in);
+            a.record = place<int64_t>(at, record);
+            CHECK(xd_ctx_kernels(ctx)->dmd_loss.total(&launch, &a) == XD_OK);
+        });
+        CHECK(memcmp(after.data() + record, board.bytes.data() + record, bytes) == 0);
+    }
+}
+
 /* Ratios at the ends of their range need no exponential: all bits of weights and bins are the CPU's. More samples, and more bins, than
  * a block has threads. */
 XD_TEST(weights_of_many_samples_have_the_bits_of_the_cpu) {

@@ -30,6 +30,22 @@ int command_generate(xd_ctx *ctx, int count, char **words) {
     return command_distil(ctx, count, words);
 }
 
+int command_tokenize(xd_ctx *ctx, int count, char **words) {
+    return command_distil(ctx, count, words);
+}
+
+int command_pair(xd_ctx *ctx, int count, char **words) {
+    return command_distil(ctx, count, words);
+}
+
+int command_cache(xd_ctx *ctx, int count, char **words) {
+    return command_distil(ctx, count, words);
+}
+
+int command_bench(xd_ctx *ctx, int count, char **words) {
+    return command_distil(ctx, count, words);
+}
+
 static char printed[20000]; /* by the last call */
 
 /* Runs the tool and keeps what it prints, errors too. */

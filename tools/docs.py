@@ -275,7 +275,7 @@ class Site:
         """The door: what this is, the tutorial, who starts where, the pages by subject, the examples."""
         readme = (self.root / "README.md").read_text() if "README.md" in self.texts else ""
         opening = re.search(r"^# [^\n]*\n\n(.*?)\n\n", readme, re.S)
-        table = re.search(r"^## Start here\n\n(\|.*?)\n\n", readme, re.S | re.M)
+        table = re.search(r"^## Where to start\n\n(\|.*?)\n\n", readme, re.S | re.M)
         body = ["<h1>xdistill %s</h1>" % self.api["version"], "<p>%s</p>" % self.words(opening.group(1)) if opening else ""]
         if "docs/tutorial.md" in self.texts:
             body.append('<p><b><a href="tutorial.html">%s</a></b></p>' % html.escape(self.titles["docs/tutorial.md"]))

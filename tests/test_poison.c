@@ -6,7 +6,7 @@
  *
  * Not in the table; tests/build/test_poison_table.py fails for a call that takes numbers and is named neither there nor here:
  *
- *   xd_all_gather, xd_all_to_all, xd_gather, xd_scatter, xd_send: move elements as bytes
+ *   xd_all_gather, xd_all_gather_even, xd_all_to_all, xd_gather, xd_scatter, xd_send: move elements as bytes
  *   xd_all_reduce, xd_reduce_scatter, xd_leaf_stack_push: arithmetic on elements alone, NaN in, NaN out
  *   xd_redistribute, xd_tensor_gather, xd_tensor_numel, xd_weights_gather: move elements as bytes
  *   xd_halo_exchange, xd_crossing_forward: move elements as bytes, or add them; xd_halo_exchange_backward, xd_crossing_backward: the same

@@ -57,8 +57,8 @@ static xd_result slip_rank(xd_comm *world, void *argument) {
     if (!own) CHECK(says(world, "(in xd_checkpoint_save)"));
     if (s->slip != SLIP_DIFFERS && s->slip != SLIP_FAILS) return XD_OK;
     CHECK_EQ_INT(xd_agree(world, XD_OK), XD_OK); /* the name is that of one call */
-    int value = xd_comm_rank(world);
-    CHECK_EQ_INT(xd_broadcast(world, &value, odd ? 1 : 2, XD_DTYPE_I32, 0), XD_ERROR_MISMATCH);
+    int32_t values[2] = { xd_comm_rank(world), 0 };
+    CHECK_EQ_INT(xd_broadcast(world, values, odd ? 1 : 2, XD_DTYPE_I32, 0), XD_ERROR_MISMATCH);
     CHECK(says(world, "(in xd_broadcast)"));
     return XD_OK;
 }

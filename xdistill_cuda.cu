@@ -14283,8 +14283,9 @@ static __device__ inline void xdi_cuda_sample_finish_as(const xd_sample_args &a,
     xd_sample_finish(&known, status);
 }
 
+/* Sums in fixed point take more registers of a thread. */
 template <bool FIXED>
-static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_MOST)
+static __global__ void __launch_bounds__(FIXED ? XDI_CUDA_TOTAL_MOST / 2 : XDI_CUDA_TOTAL_MOST)
     xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a, bool alone, xd_status *status) {
     XD_SHARED(xdi_cuda_number_pair, positives, [XDI_CUDA_TOTAL_MOST / 2]);
     XD_SHARED(xdi_cuda_number_pair, negatives, [XDI_CUDA_TOTAL_MOST / 2]); /* their magnitudes */
@@ -14330,7 +14331,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_MOST)
 static xd_result xdi_cuda_sample_total_launch(const xd_launch *launch, const xd_sample_args *a, bool alone) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0, XDI_CUDA_TOTAL_MOST));
+    const int most = a->fixed ? XDI_CUDA_TOTAL_MOST / 2 : XDI_CUDA_TOTAL_MOST;
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0, most));
     if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a, alone, launch->status);
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a, alone, launch->status);
 }
@@ -15785,4 +15787,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
 #    pragma nv_diagnostic pop
 #endif
 
-/* xdistill sha256 87c64acd8ff9d453276ce22e3aac53f57649dd28155e21e76bea615fc2ed0564 */
+/* xdistill sha256 65072e5c6891d117bb8cf69acaaea5caab3b2ebdb804fbbacd672999e9725706 */

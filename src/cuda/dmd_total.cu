@@ -88,8 +88,9 @@ static __device__ inline void xdi_cuda_sample_finish_as(const xd_sample_args &a,
     xd_sample_finish(&known, status);
 }
 
+/* Sums in fixed point take more registers of a thread. */
 template <bool FIXED>
-static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_MOST)
+static __global__ void __launch_bounds__(FIXED ? XDI_CUDA_TOTAL_MOST / 2 : XDI_CUDA_TOTAL_MOST)
     xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a, bool alone, xd_status *status) {
     XD_SHARED(xdi_cuda_number_pair, positives, [XDI_CUDA_TOTAL_MOST / 2]);
     XD_SHARED(xdi_cuda_number_pair, negatives, [XDI_CUDA_TOTAL_MOST / 2]); /* their magnitudes */
@@ -135,7 +136,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_MOST)
 static xd_result xdi_cuda_sample_total_launch(const xd_launch *launch, const xd_sample_args *a, bool alone) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0, XDI_CUDA_TOTAL_MOST));
+    const int most = a->fixed ? XDI_CUDA_TOTAL_MOST / 2 : XDI_CUDA_TOTAL_MOST;
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0, most));
     if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a, alone, launch->status);
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a, alone, launch->status);
 }

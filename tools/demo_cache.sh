@@ -32,12 +32,12 @@ while [ "$seed" -le "$seeds" ]; do
     arm live "$seed" --live
     arm draws-6-6 "$seed" --likeliest 6 --draws 6
     arm draws-1-11 "$seed" --likeliest 1 --draws 11
-    arm likeliest-11 "$seed" --likeliest 11 --draws 0
+    arm likeliest-10 "$seed" --likeliest 10 --draws 0
     seed=$((seed + 1))
 done
 
 printf '\n%-14s %12s %10s %10s\n' cache "bytes" "best" "behind"
-for name in live draws-6-6 draws-1-11 likeliest-11; do
+for name in live draws-6-6 draws-1-11 likeliest-10; do
     seed=1
     while [ "$seed" -le "$seeds" ]; do
         run=$out/$name-$seed/result.json live=$out/live-$seed/result.json

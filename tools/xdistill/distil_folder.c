@@ -84,10 +84,12 @@ static xd_result folder_settle(distil_run *r) {
     return xd_file_save(r->ctx, path, r->facts, strlen(r->facts));
 }
 
-/* What the teacher said stays when it is of this text and these settings. */
+/* What the old run told goes; what the teacher said stays when it is of this text and these settings. */
 static void folder_clear(distil_run *r) {
+    static const char *const told[] = { "result.json", "report.html", "report.txt", "curves.svg",
+                                        "events.out.tfevents.xdistill" };
     distil_forget_states(r->o->out);
-    folder_remove(r->o->out, "result.json");
+    for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) folder_remove(r->o->out, told[i]);
     cache_forget_others(r->ctx, &r->plan);
 }
 

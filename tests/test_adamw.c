@@ -363,4 +363,42 @@ XD_TEST(no_room_for_the_state_is_an_error_with_the_size) {
     xd_ctx_destroy(ctx);
 }
 
+typedef struct adamw_heard {
+    int warnings;
+    char last[200];
+} adamw_heard;
+
+static void adamw_hear(void *user, xd_log_level level, const char *line) {
+    adamw_heard *heard = (adamw_heard *)user;
+    if (level != XD_LOG_WARN) return;
+    heard->warnings++;
+    snprintf(heard->last, sizeof heard->last, "%s", line);
+}
+
+XD_TEST(a_step_without_any_gradient_warns_once) {
+    float values[2] = { 1.0f, 2.0f }, gradient = 1.0f;
+    adamw_heard heard;
+    xd_ctx_desc ctx_desc;
+    xd_ctx *ctx = NULL;
+    xd_optimizer *optimizer = NULL;
+    memset(&heard, 0, sizeof heard);
+    memset(&ctx_desc, 0, sizeof ctx_desc);
+    ctx_desc.logger.write = adamw_hear;
+    ctx_desc.logger.user = &heard;
+    CHECK(xd_ctx_create(&ctx_desc, &ctx) == XD_OK);
+    xd_param params[2] = { adamw_param("frozen", &values[0], NULL, 1),
+                           adamw_param("w", &values[1], NULL, 1) };
+    params[0].frozen = true;
+    const xd_optimizer_desc desc = adamw_desc(params, 2);
+    CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_OK);
+    for (int step = 0; step < 3; step++) CHECK(xd_optimizer_step(optimizer, NULL, NULL) == XD_OK);
+    CHECK_EQ_INT(heard.warnings, 1);
+    CHECK(strstr(heard.last, "2 parameters") && strstr(heard.last, "w's is NULL"));
+    params[1].gradient = &gradient;
+    CHECK(xd_optimizer_step(optimizer, NULL, NULL) == XD_OK);
+    CHECK_EQ_INT(heard.warnings, 1);
+    xd_optimizer_destroy(optimizer);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST_MAIN()

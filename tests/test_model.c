@@ -500,4 +500,50 @@ XD_TEST(ranks_that_describe_different_models_all_learn_where_they_differ) {
     for (way = SAME; way < WAYS; way++) CHECK(xd_run_threads(4, NULL, compare, NULL, NULL) == XD_OK);
 }
 
+typedef struct rank_case {
+    int tp;         /* of 4 ranks; the others are data ranks */
+    bool knows;     /* .rank is set */
+    int refused[4]; /* out, by rank */
+    char said[200]; /* out, by rank 3 */
+} rank_case;
+
+static xd_result add_split_weight(xd_comm *world, void *argument) {
+    rank_case *c = (rank_case *)argument;
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int rank = xd_comm_rank(world);
+    const xd_mesh_desc grid = { .axes = { { "dp", 4 / c->tp }, { "tp", c->tp } } };
+    xd_mesh *mesh = NULL, *columns = NULL;
+    xd_layout *rows = NULL;
+    xd_model *model = NULL;
+    XD_TRY(xd_mesh_create(world, &grid, &mesh));
+    XD_TRY(xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .axes = "tp" }, &columns));
+    const xd_layout_desc split = {
+        .ndim = 2, .shape = { 8, 8 }, .topology = xd_mesh_topology(columns), .placement = { { XD_SHARD } }
+    };
+    XD_TRY(xd_layout_create(ctx, &split, &rows));
+    XD_TRY(xd_model_create(ctx, &(xd_model_desc){ .rank = c->knows ? rank : 0 }, &model));
+    xd_weight_desc w = matrix("w", 8, 8);
+    w.layout = rows;
+    c->refused[rank] = xd_weight_add(xd_model_root(model), &w, NULL) == XD_ERROR_ARGUMENT;
+    if (rank == 3) snprintf(c->said, sizeof c->said, "%s", xd_last_error(ctx)->message);
+    xd_model_destroy(model);
+    xd_layout_destroy(rows);
+    xd_mesh_destroy(columns);
+    xd_mesh_destroy(mesh);
+    return XD_OK;
+}
+
+XD_TEST(a_rank_that_was_not_set_is_refused_where_a_layout_names_it) {
+    rank_case all = { 4, false, { 0 }, "" }, known = { 4, true, { 0 }, "" }, pairs = { 2, false, { 0 }, "" };
+    CHECK(xd_run_threads(4, NULL, add_split_weight, &all, NULL) == XD_OK);
+    CHECK(xd_run_threads(4, NULL, add_split_weight, &known, NULL) == XD_OK);
+    CHECK(xd_run_threads(4, NULL, add_split_weight, &pairs, NULL) == XD_OK);
+    for (int r = 0; r < 4; r++) {
+        CHECK_EQ_INT(all.refused[r], r > 0);
+        CHECK_EQ_INT(known.refused[r], 0);
+        CHECK_EQ_INT(pairs.refused[r], r > 1); /* of 0 and 1 each may be number 0 */
+    }
+    CHECK(strstr(all.said, "rank is 0, but this is rank 3"));
+}
+
 XD_TEST_MAIN()

@@ -178,7 +178,7 @@ static xd_result forget_alone(xd_comm *world, void *argument) {
         const bool told = what == A_PUBLISH;
         CHECK(xd_parallel_reduce(s.parallel) == (told ? XD_ERROR_PEER : XD_ERROR_MISMATCH) &&
               says(&s, told ? "rank 1 failed with ERROR_STATE: xd_parallel_publish before xd_parallel_reduce"
-                            : "here is xd_parallel_reduce: a rank is in another call"));
+                            : "all ranks call xd_parallel_reduce after their backward passes"));
     } else if (what == A_PUBLISH) {
         CHECK(xd_parallel_publish(s.parallel) == XD_ERROR_STATE &&
               says(&s, "xd_parallel_publish before xd_parallel_reduce"));

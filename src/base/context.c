@@ -29,6 +29,8 @@ struct xd_ctx {
     xdi_pool *pool;        /* NULL: one thread */
     unsigned char *origin; /* see xdi_origin_create */
     int groups;            /* communicators of several ranks */
+    int world_rank;        /* in the first of them, which is the world */
+    int world_size;        /* 0 -> none was joined */
     bool told_of_locks;
     bool told_of_syncs;
     bool told_of_floats;
@@ -346,8 +348,21 @@ XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory) {
 
 /* ---- threads ---- */
 
-XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change) {
-    ctx->groups += change;
+XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int rank, int size) {
+    if (size < 2) return;
+    ctx->groups++;
+    if (ctx->world_size) return;
+    ctx->world_rank = rank;
+    ctx->world_size = size;
+}
+
+XD_PRIVATE void xdi_ctx_leave(xd_ctx *ctx, int size) {
+    if (size > 1 && --ctx->groups == 0) ctx->world_size = 0;
+}
+
+XD_PRIVATE int xdi_ctx_world(const xd_ctx *ctx, int *rank) {
+    *rank = ctx->world_rank;
+    return ctx->world_size;
 }
 
 static xd_result xdi_ctx_fault(xd_ctx *ctx, const xdi_pool_fault *f) {

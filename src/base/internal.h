@@ -223,8 +223,11 @@ typedef void (*xdi_range)(void *argument, int64_t begin, int64_t end, int slot);
 XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
                                         void *argument);
 
-/* context.c: counts a communicator of several ranks that was created (1) or destroyed (-1). */
-XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change);
+/* context.c: counts communicators of several ranks, created and destroyed; the first is the world. xdi_ctx_world returns its size,
+ * 0 without one. */
+XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int rank, int size);
+XD_PRIVATE void xdi_ctx_leave(xd_ctx *ctx, int size);
+XD_PRIVATE int xdi_ctx_world(const xd_ctx *ctx, int *rank);
 
 /* context.c: STATE when a parallel_for failed and the other ranks have not been informed; XD_OK the next time. */
 XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx);

@@ -113,9 +113,11 @@ static xd_result xdi_cover_part(xdi_cover *c, const xd_tensor_part *p, int64_t n
     if (holders == 0)
         return XD_FAIL(c->ctx, XD_ERROR_MISMATCH, "tensor \"%.80s\": no rank holds element %lld", p->name,
                        (long long)index);
-    return XD_FAIL(c->ctx, XD_ERROR_MISMATCH,
-                   "tensor \"%.80s\": element %lld is held %lld times, not as a replica", p->name,
-                   (long long)index, (long long)holders);
+    return XD_FAIL(
+        c->ctx, XD_ERROR_MISMATCH,
+        "tensor \"%.80s\": element %lld is held %lld times, not as a replica: a weight that ranks hold "
+        "whole needs a layout that replicates it",
+        p->name, (long long)index, (long long)holders);
 }
 
 static xd_result xdi_cover_look(xdi_cover *c) {

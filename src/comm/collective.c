@@ -532,7 +532,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     XD_REQUIRE(ctx, comm, XD_ERROR_MEMORY, "no room for a group handle");
     comm->ctx = ctx;
     comm->transport = transport;
-    xdi_ctx_join(ctx, n > 1 ? 1 : 0);
+    xdi_ctx_join(ctx, transport->rank, transport->size);
     comm->culprit = -1;
     comm->is_world = true;
     comm->process = xdi_process();
@@ -560,7 +560,7 @@ XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm) {
 
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm || XDI_IS_GONE(xd_comm, comm)) return;
-    xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
+    xdi_ctx_leave(comm->ctx, comm->transport->size);
     if (!xdi_comm_is_forked(comm)) comm->transport->ops->destroy(comm->transport);
     xd_release(comm->ctx, comm->one_each);
     xd_release(comm->ctx, comm->counts);

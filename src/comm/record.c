@@ -154,8 +154,8 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
         const bool rounds = sum && xd_dtype_is_floating(c->dtype);
         XD_REQUIRE(
             ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT, XD_ERROR_UNSUPPORTED,
-            "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s; numbers to "
-            "report can be gathered and added",
+            "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s: xd_head_loss "
+            "sums a split head's, xd_sum_values numbers to report",
             kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
         return XD_OK;
     }

@@ -81,9 +81,11 @@ static xd_result xdi_head_validate_invariant(xd_ctx *ctx, const xd_head_loss_des
     if (xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !d->hidden_gradient.data) return XD_OK;
     XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
                "the gradient of hidden in INVARIANT mode is not built for a GPU");
-    XD_REQUIRE(ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
-               "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld", (int)XD_HEAD_TILE,
-               (long long)v.begin);
+    XD_REQUIRE(
+        ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
+        "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld: xd_vocab_desc.columns "
+        "cuts it elsewhere",
+        (int)XD_HEAD_TILE, (long long)v.begin);
     return XD_OK;
 }
 

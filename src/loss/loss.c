@@ -37,11 +37,11 @@ static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
 
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
     XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary: vocab is NULL");
-    XD_REQUIRE(ctx, d->common.labels.data || d->teacher.data, XD_ERROR_ARGUMENT,
-               "the loss has neither labels nor a teacher");
     XD_REQUIRE(ctx, d->hard_weight != 0.0 || d->soft_weight != 0.0, XD_ERROR_ARGUMENT,
                "no term of the loss has a weight: hard_weight is %g and soft_weight %g", d->hard_weight,
                d->soft_weight);
+    XD_REQUIRE(ctx, d->common.labels.data || d->teacher.data, XD_ERROR_ARGUMENT,
+               "the loss has neither labels nor a teacher");
     XD_REQUIRE(ctx, d->common.labels.data || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
                "hard_weight is %g without labels", d->hard_weight);
     XD_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,

@@ -258,12 +258,33 @@ static xd_result xdi_weight_validate(xd_ctx *ctx, const char *name, const xd_wei
     return d->tied_to ? xdi_weight_check_tie(ctx, name, d, owner) : XD_OK;
 }
 
+static bool xdi_weight_names(const xd_topology *t, int rank) {
+    bool named = !t->ranks && rank < t->rank_count;
+    for (int i = 0; t->ranks && i < t->rank_count; i++) named = named || t->ranks[i] == rank;
+    return named;
+}
+
+/* A rank that nobody has set: the layout is over the whole world, or over ranks of it among which 0 is not. Every rank would hold
+ * the part of rank 0. */
+static xd_result xdi_weight_check_rank(const xd_weight *weight) {
+    const xd_topology *t = xd_layout_settings(weight->desc.layout)->topology;
+    int rank;
+    const int size = xdi_ctx_world(weight->model->ctx, &rank);
+    const bool names = size > 0 && rank > 0 && weight->model->desc.rank == 0 && xdi_weight_names(t, rank);
+    XD_REQUIRE(weight->model->ctx, !names || (t->rank_count < size && xdi_weight_names(t, 0)),
+               XD_ERROR_ARGUMENT,
+               "weight \"%.80s\": xd_model_desc.rank is 0, but this is rank %d, whose part the layout names",
+               weight->name, rank);
+    return XD_OK;
+}
+
 /* What this rank holds, and the caller's storage of it. */
 static xd_result xdi_weight_place(xd_weight *weight) {
     const xd_weight_desc *d = &weight->desc;
     int64_t stored[XD_DIMS_MAX];
     xdi_weight_stored_shape(d, stored);
     bool inside = true;
+    if (d->layout) XD_TRY(xdi_weight_check_rank(weight));
     if (d->layout)
         inside = xd_layout_region(d->layout, weight->model->desc.rank, &weight->region);
     else

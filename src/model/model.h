@@ -17,7 +17,7 @@ typedef struct xd_weight xd_weight;
 /* Settings of a model. */
 typedef struct xd_model_desc {
     uint64_t seed; /* of the first values */
-    int rank;      /* this rank's number in the weights' layouts */
+    int rank;      /* this rank's number in the weights' layouts: of the world for a mesh's */
 } xd_model_desc;
 
 /* Whether a block is a unit of sharding. */
@@ -72,7 +72,8 @@ typedef struct xd_weight_desc {
     /* of the stored shape, not over data ranks; must outlive the model. A weight that several ranks hold whole needs
      * one that replicates it. NULL -> whole on this rank alone */
     const xd_layout *layout;
-    xd_init init; /* by seed, full name (not with shared_embedding) and index in the whole weight */
+    /* By seed, full name (not with shared_embedding) and index in the whole weight; not into a caller's `value` */
+    xd_init init;
     xd_weight_traits traits;
     bool buffer;    /* never trained or stepped */
     bool transient; /* a buffer; not saved */

@@ -152,7 +152,7 @@ static xd_result xdi_place_agree_copies(const xdi_place *place, xd_comm *comm) {
         copies += copy;
     }
     return xdi_agree_list(comm, copies, hash,
-                          "what layouts of weights count as copies (they are not over data ranks)");
+                          "the weights that this rank holds as copies (a layout is not over data ranks)");
 }
 
 static xd_result xdi_place_check_dtypes(const xdi_place *place) {
@@ -632,11 +632,9 @@ typedef struct xdi_agreement {
 static xd_result xdi_agreement_explain(xd_comm *comm, xd_result result) {
     const xd_error reported = *xd_last_error(xd_comm_ctx(comm));
     if (result != XD_ERROR_MISMATCH) return result;
-    return XD_FAIL_CULPRIT(
-        xd_comm_ctx(comm), result, reported.culprit,
-        "%.300s; here is xd_parallel_reduce: a rank is in another call, and has not called it "
-        "after its backward passes",
-        reported.message);
+    return XD_FAIL_CULPRIT(xd_comm_ctx(comm), result, reported.culprit,
+                           "%.300s: all ranks call xd_parallel_reduce after their backward passes",
+                           reported.message);
 }
 
 static xd_result xdi_agreement_reach(xdi_agreement *a, xd_comm *comm) {

@@ -442,6 +442,18 @@ static void xdi_optimizer_rate_updates(xd_optimizer *o) {
     o->update_rate = o->desc.learning_rate;
 }
 
+/* A loop that never sets its gradients would train nothing, and hear nothing. */
+static void xdi_optimizer_warn_idle(const xd_optimizer *o) {
+    for (int64_t i = 0; i < o->desc.param_count; i++) {
+        const xd_param *p = &o->desc.params[i];
+        if (p->gradient || p->count == 0 || !xdi_train_owns(p)) continue;
+        xd_log(o->ctx, XD_LOG_WARN,
+               "xd_optimizer_step changes nothing: none of %lld parameters has a gradient; %s's is NULL",
+               (long long)o->desc.param_count, p->name ? p->name : "(unnamed)");
+        return;
+    }
+}
+
 /* Lists the updates of a step, with the shadows that they update too. */
 static xd_result xdi_optimizer_collect(xd_optimizer *o, bool same_list, xdi_optimizer_averages *averages,
                                        xd_update_args *args) {
@@ -468,6 +480,7 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, bool same_list, xdi_opti
         if (averages->first) xdi_ema_join(averages->first, i, &o->updates[k]);
         for (int j = 0; j < averages->count; j++) xdi_ema_join_move(averages->beside[j], i, k);
     }
+    if (args->array_count == 0) xdi_optimizer_warn_idle(o);
     o->update_count = args->array_count;
     o->update_rate = d->learning_rate;
     for (int j = 0; j < averages->count; j++) averages->args[j].array_count = args->array_count;

@@ -16,7 +16,7 @@ typedef enum xd_gradient_state {
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
-    void *gradient;          /* [count]; NULL -> none in this step */
+    void *gradient;          /* [count]; NULL -> none in this step; a WARN if all are */
     xd_dtype dtype;          /* of value */
     xd_dtype gradient_dtype; /* NONE -> F32 */
     int64_t count;           /* elements on this rank */

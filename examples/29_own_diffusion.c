@@ -3,14 +3,17 @@
  * generate in 4.
  *
  *     cc -std=c99 -O3 -I. examples/29_own_diffusion.c -o own -lm -lpthread
- *     ./own points.txt own.svg      D numbers a row; without files: an open ring, and no picture */
+ *     ./own points.txt own.svg run  D numbers a row; without files: an open ring, and no picture.
+ *                                   With a third name it saves there, and goes on from what it finds. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "29_own_network.h"
 #include "29_own_figures.h"
 #include "29_own_teacher.h"
+#include "29_own_checkpoint.h"
 
-enum { STEPS = 4, TURNS = 600, TURN = 5 }; /* a turn: one step of the student, 4 of the fake score */
+enum { STEPS = 4, TURNS = 576, TURN = 5 }; /* a turn: one step of the student, 4 of the fake score */
+enum { HOLD = 8, SHOWN = 6 * HOLD * STEPS }; /* turns at a rung; between lines of the report, and saves */
 
 /* The library draws noise and times: a batch is its number. */
 static xd_result batch(void *user, int64_t micro_batch, xd_dmd_batch *out) {
@@ -25,6 +28,7 @@ static xd_dmd_desc settings(xd_comm *world, net *nets, const double *list) {
     d.rungs.steps = STEPS;
     d.rungs.list = list;
     d.rungs.roll_out = true; /* STEPS > 1: train on what the steps before make */
+    d.rungs.hold = HOLD;     /* turns at a rung */
     d.frequency = TURN;
     d.data = world;
     d.sizes.samples = d.sizes.step_samples = BATCH;
@@ -41,20 +45,30 @@ static xd_dmd_desc settings(xd_comm *world, net *nets, const double *list) {
     return d;
 }
 
-static xd_result distil(xd_dmd *dmd, net *student) {
-    enum { SHOWN = TURNS / 3 };
-    double distance = 0, fake_score = 0; /* means; a role without a turn adds 0 */
+/* Means at each rung. A role without a turn has added 0. */
+static void show(int turn, double sums[2][STEPS]) {
+    printf("turn %d: fake_score", turn);
+    for (int r = 0; r < STEPS; r++) printf(" %.2f", sums[0][r] * STEPS / (SHOWN * (TURN - 1)));
+    printf(", distance");
+    for (int r = 0; r < STEPS; r++) printf(" %.2f", sums[1][r] * STEPS / SHOWN);
+    printf(" at the rungs\n");
+    memset(sums, 0, 2 * sizeof *sums);
+}
+
+static xd_result distil(xd_comm *world, xd_dmd *dmd, net *nets, int step, const char *folder) {
+    double sums[2][STEPS] = { { 0 } };
     xd_dmd_values values;
-    for (int step = 0; step < TURNS * TURN; step++) {
-        XD_TRY(set_rate(student, 3e-4, (double)step / (TURNS * TURN)));
+    for (; step < TURNS * TURN; step++) {
+        const int turn = step / TURN, rung = turn / HOLD % STEPS;
+        XD_TRY(set_rate(&nets[XD_DMD_STUDENT], 3e-4, (double)step / (TURNS * TURN)));
         XD_TRY(xd_dmd_step(dmd, batch, NULL, &values));
-        distance += values.distance / SHOWN;
-        fake_score += values.fake_score / (SHOWN * (TURN - 1));
+        sums[0][rung] += values.fake_score;
+        sums[1][rung] += values.distance;
         if ((step + 1) % (SHOWN * TURN) > 0) continue;
-        printf("turn %d: fake_score %.1f, distance %.1f\n", (step + 1) / TURN, fake_score, distance);
-        distance = fake_score = 0;
+        show(turn + 1, sums);
+        if (folder) XD_TRY(save_run(world, nets, dmd, folder, step + 1));
     }
-    return use_average(student);
+    return use_average(&nets[XD_DMD_STUDENT]);
 }
 
 /* Euler steps along the teacher's flow, or the student's: predict, add new noise, predict. */
@@ -75,19 +89,24 @@ static xd_result sample(xd_ctx *ctx, const xd_dmd_desc *d, xd_dmd_role role, int
     return made;
 }
 
-static xd_result train(xd_comm *world, net *nets, const double *list) {
+static xd_result train(xd_comm *world, net *nets, const double *list, const char *folder) {
     net *teacher = &nets[XD_DMD_TEACHER];
     xd_dmd *dmd;
+    int64_t newest;
+    int step = 0;
+    const bool found = folder && xd_checkpoint_find(xd_comm_ctx(world), folder, &newest) == XD_OK;
     XD_TRY(make_net(world, NULL, 4e-3, teacher));
-    for (int step = 0; step < TEACHER_STEPS; step++) XD_TRY(teacher_step(teacher, step));
-    XD_TRY(use_average(teacher));
+    for (int i = 0; !found && i < TEACHER_STEPS; i++) XD_TRY(teacher_step(teacher, i));
+    if (!found) XD_TRY(use_average(teacher));
     XD_TRY(make_net(world, teacher, 3e-4, &nets[XD_DMD_STUDENT]));
     XD_TRY(make_net(world, teacher, 2e-3, &nets[XD_DMD_FAKE_SCORE]));
     const xd_dmd_desc d = settings(world, nets, list);
     XD_TRY(xd_dmd_create(xd_comm_ctx(world), &d, &dmd));
-    const xd_result distilled = distil(dmd, &nets[XD_DMD_STUDENT]);
+    xd_result result = found ? load_run(world, nets, dmd, folder, &step) : XD_OK;
+    if (found && result == XD_OK) printf("goes on after turn %d\n", step / TURN);
+    if (result == XD_OK) result = distil(world, dmd, nets, step, folder);
     xd_dmd_destroy(dmd);
-    return distilled;
+    return result;
 }
 
 /* Figures and a picture: the data and three samplers. */
@@ -113,14 +132,14 @@ static xd_result compare(xd_ctx *ctx, const xd_dmd_desc *d, const char *path) {
 }
 
 static xd_result run(xd_comm *world, void *argument) {
-    const char *const *paths = argument; /* of data and picture */
+    const char *const *paths = argument; /* of data, picture and checkpoints */
     net nets[XD_DMD_ROLES] = { { 0 } };
     double list[STEPS + 1];
     xd_ctx *ctx = xd_comm_ctx(world);
     const xd_noise_schedule flow = xd_noise_defaults(XD_NOISE_FLOW);
     if (!read_data(paths[0])) return XD_FAIL(ctx, XD_ERROR_IO, "no rows of %d numbers in %s", D, paths[0]);
     XD_TRY(xd_noise_steps(ctx, &flow, STEPS, list));
-    XD_TRY(train(world, nets, list));
+    XD_TRY(train(world, nets, list, paths[2]));
     const xd_dmd_desc d = settings(world, nets, list);
     const xd_result compared = compare(ctx, &d, paths[1]);
     for (int role = 0; role < XD_DMD_ROLES; role++) free_net(&nets[role]);
@@ -128,7 +147,8 @@ static xd_result run(xd_comm *world, void *argument) {
 }
 
 int main(int argc, char **argv) {
-    const char *paths[2] = { argc > 1 ? argv[1] : NULL, argc > 2 ? argv[2] : "/dev/null" };
+    const char *paths[] = { argc > 1 ? argv[1] : NULL, argc > 2 ? argv[2] : "/dev/null",
+                            argc > 3 ? argv[3] : NULL };
     xd_error error = { 0 };
     if (xd_run_threads(1, NULL, run, paths, &error) == XD_OK) return 0;
     fprintf(stderr, "%s\n", error.message);

@@ -2,7 +2,8 @@
 #include <math.h>
 #include <string.h>
 
-enum { D = 2, WIDTH = 64, IN = D + 5, LAYERS = 3 }; /* IN <= WIDTH */
+enum { D = 2, WIDTH = 64, IN = D + 5, LAYERS = 3 };
+typedef char width_is_at_least_in[IN <= WIDTH ? 1 : -1]; /* layers keep WIDTH numbers: raise it with D */
 
 static const int inputs[LAYERS] = { IN, WIDTH, WIDTH }, outputs[LAYERS] = { WIDTH, WIDTH, D };
 

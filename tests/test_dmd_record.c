@@ -291,9 +291,9 @@ XD_TEST(another_run_is_refused_with_both_values) {
            "roles: the run has \"student with 0 averages, fake score with 0 averages, discriminator with 0 "
            "averages\", the distillation \"student with 0 averages, fake score with 0 averages\"");
     d = good, d.gan.fdistill.rate = 0.5;
-    refuse(&d, true, text, NULL, XD_ERROR_MISMATCH, "settings: the run has \"");
+    refuse(&d, true, text, NULL, XD_ERROR_MISMATCH, "allow_settings permits others): the run has \"");
     d = good, d.rungs.hold = 4;
-    refuse(&d, true, text, NULL, XD_ERROR_MISMATCH, "settings: the run has \"");
+    refuse(&d, true, text, NULL, XD_ERROR_MISMATCH, "allow_settings permits others): the run has \"");
     d = good, d.gan.fdistill.bins = 5;
     refuse(&d, true, text, &(xd_dmd_state_desc){ .allow_settings = true }, XD_ERROR_MISMATCH,
            "the run has 4 bins of f-distill, the distillation 5");

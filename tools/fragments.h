@@ -49,7 +49,6 @@ extern xd_mix before[], after[];
 extern double labels[];
 extern void *net;
 extern xd_rows tokens, velocity;
-extern xd_checkpoint_network student, fake_score;
 xd_result transformer(void *net, xd_rows tokens, const double *times, xd_rows velocity);
 xd_result your_optimizer(run *r, int role);
 

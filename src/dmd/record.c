@@ -179,14 +179,15 @@ static xd_result xdi_dmd_read_count(const xdi_dmd_reader *r, const char *key, in
 }
 
 /* A string that must be that of the distillation. */
-static xd_result xdi_dmd_compare(const xdi_dmd_reader *r, const char *key, const char *own) {
+static xd_result xdi_dmd_compare(const xdi_dmd_reader *r, const char *what, const char *key,
+                                 const char *own) {
     const xd_json *value;
     XD_TRY(xdi_dmd_need(r, key, &value));
     const char *theirs = xd_json_string(value, NULL);
     XD_REQUIRE(r->d->ctx, theirs, XD_ERROR_FORMAT,
                "\"%s\" of the state of a distillation is no string, at byte %zu", key, xd_json_offset(value));
     XD_REQUIRE(r->d->ctx, strcmp(theirs, own) == 0, XD_ERROR_MISMATCH,
-               "%s: the run has \"%.100s\", the distillation \"%.100s\"", key, theirs, own);
+               "%s: the run has \"%.100s\", the distillation \"%.100s\"", what, theirs, own);
     return XD_OK;
 }
 
@@ -242,11 +243,15 @@ static xd_result xdi_dmd_read_settings(const xdi_dmd_reader *r) {
     char words[XDI_DMD_TEXT];
     for (int aspect = 0; aspect < XDI_DMD_ASPECTS; aspect++) {
         xdi_dmd_say(&r->d->desc, aspect, words);
-        XD_TRY(xdi_dmd_compare(r, xdi_dmd_aspect_key(aspect), words));
+        XD_TRY(xdi_dmd_compare(r, xdi_dmd_aspect_key(aspect), xdi_dmd_aspect_key(aspect), words));
     }
     xdi_dmd_say_settings(&r->d->desc, words);
-    if (!missing && !r->desc.allow_settings) XD_TRY(xdi_dmd_compare(r, "settings", words));
-    return xdi_dmd_compare(r, "phase", xdi_dmd_phase(&r->d->desc, r->record.step));
+    if (!missing && !r->desc.allow_settings)
+        XD_TRY(xdi_dmd_compare(r,
+                               "settings (a hash of clips, losses, weights, guidance and times; "
+                               "xd_dmd_state_desc.allow_settings permits others)",
+                               "settings", words));
+    return xdi_dmd_compare(r, "phase", "phase", xdi_dmd_phase(&r->d->desc, r->record.step));
 }
 
 static xd_result xdi_dmd_read_bins(xdi_dmd_reader *r) {

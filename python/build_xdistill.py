@@ -1,7 +1,9 @@
 """Builds the Python package (PEP 517): the C compiler makes the library, tools/api.py the binding. Nothing else is needed.
 
-    CC=cc          the compiler
-    CFLAGS=-O2     its flags
+    CC=cc            the compiler
+    CFLAGS=-O2       its flags
+    XDISTILL_CUDA=1  with the CUDA unit: nvcc compiles it, found by NVCC, CUDA_HOME or PATH
+    CUDA_ARCHS=90    for these compute capabilities; unset: 8.0, 9.0 and 10.0
 
 The header and the tools come from the repository around this folder; a source distribution carries them.
 
@@ -27,7 +29,7 @@ import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE if (HERE / "xdistill.h").exists() else HERE.parent
-FROM_ROOT = ["xdistill.h", "LICENSE", "NOTICE"] + [
+FROM_ROOT = ["xdistill.h", "xdistill_cuda.cu", "LICENSE", "NOTICE"] + [
     "tools/%s.py" % name for name in ("api", "api_ctypes", "declarations", "parts", "structs")]
 SECTIONS = range(1, 7)  # of the implementation: xdistill.h says what they are
 
@@ -76,16 +78,56 @@ def write_binding(folder):
     (folder / "unit.c").write_text('#define XDISTILL_IMPLEMENTATION\n#include "xdistill.h"\n')
 
 
+CUDA_UNIT = """#include "xdistill_cuda.cu"
+
+/* The GPU that has the memory, -1: none. */
+extern "C" int xdistill_python_device(const void *address) {
+    cudaPointerAttributes about;
+    if (cudaPointerGetAttributes(&about, address) != cudaSuccess) return cudaGetLastError(), -1;
+    return about.type == cudaMemoryTypeDevice || about.type == cudaMemoryTypeManaged ? about.device : -1;
+}
+
+/* xd_cuda_create on this GPU. */
+extern "C" xd_result xdistill_python_cuda(xd_ctx *ctx, int device, xd_cuda **out) {
+    int before = 0;
+    cudaGetDevice(&before);
+    XD_REQUIRE(ctx, cudaSetDevice(device) == cudaSuccess, XD_ERROR_DEVICE, "GPU %d: %s", device,
+               cudaGetErrorString(cudaGetLastError()));
+    const xd_result result = xd_cuda_create(ctx, NULL, out);
+    cudaSetDevice(before);
+    return result;
+}
+"""
+
+
+def nvcc():
+    """The compiler of the CUDA unit; None: a build for CPUs."""
+    if os.environ.get("XDISTILL_CUDA", "0") in ("", "0"):
+        return None
+    home = os.environ.get("CUDA_HOME")
+    found = os.environ.get("NVCC") or home and shutil.which("nvcc", path=os.path.join(home, "bin")) or shutil.which("nvcc")
+    if not found:
+        raise SystemExit("xdistill: XDISTILL_CUDA=1 needs nvcc: install NVIDIA's CUDA toolkit, and name its folder in CUDA_HOME")
+    return found
+
+
 def compile_library(folder, library=None):
-    flags = ["-std=c99", *shlex.split(os.environ.get("CFLAGS", "-O2")), "-fPIC", "-I", ROOT]
-    jobs = [["-c", folder / "facts.c", "-o", folder / "facts.o"]]
+    cuda, optimize = nvcc(), shlex.split(os.environ.get("CFLAGS", "-O2"))
+    head = [*compiler(), "-std=c99", *optimize, "-fPIC", "-I", ROOT]
+    jobs = [[*head, "-c", folder / "facts.c", "-o", folder / "facts.o"]]
     for section in SECTIONS if library is None else ():
-        jobs.append(["-DXDISTILL_SECTION=%d" % section, "-c", folder / "unit.c", "-o", folder / ("section%d.o" % section)])
+        jobs.append([*head, "-DXDISTILL_SECTION=%d" % section, "-c", folder / "unit.c", "-o", folder / ("section%d.o" % section)])
+    if cuda:
+        (folder / "cuda.cu").write_text(CUDA_UNIT)
+        targets = ["-gencode=arch=compute_%s,code=sm_%s" % (one, one) for one in os.environ.get("CUDA_ARCHS", "80 90 100").split()]
+        jobs.insert(0, [cuda, "-O2", *targets, "-Xcompiler", "-fPIC", "-I", ROOT, "-c", folder / "cuda.cu", "-o", folder / "cuda.o"])
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(lambda job: call([*compiler(), *flags, *job]), jobs))
-    objects = [job[-1] for job in jobs] + (["-Wl,--whole-archive", library, "-Wl,--no-whole-archive"] if library else [])
-    strip = ["-s"] if sys.platform.startswith("linux") else []
-    call([*compiler(), "-shared", *strip, *objects, "-o", folder / "libxdistill.so", "-lm", "-lpthread"])
+        list(pool.map(call, jobs))
+    objects = [job[-1] for job in jobs]
+    if library:
+        objects += ["-Xlinker", "--whole-archive", library, "-Xlinker", "--no-whole-archive"]
+    strip = ["-Xlinker", "-s"] if sys.platform.startswith("linux") else []
+    call([*([cuda] if cuda else compiler()), "-shared", *strip, *objects, "-o", folder / "libxdistill.so", "-lm", "-lpthread"])
 
 
 # ---- archives ----
@@ -117,8 +159,6 @@ def tag():
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    if os.environ.get("XDISTILL_CUDA", "0") != "0":
-        raise SystemExit("xdistill: a build with XDISTILL_CUDA=1 does not exist yet; without it the package computes on CPUs")
     name = "xdistill-%s-%s.whl" % (version(), tag())
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(folder)

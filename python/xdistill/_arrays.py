@@ -1,13 +1,14 @@
 """Arrays of others, as the library reads them: address, type, shape. No element is copied or converted.
 
-An array is a tensor of PyTorch, or anything with `__array_interface__` (NumPy), `__dlpack__`, or a writable buffer
-(array.array). It stays the caller's, who keeps it until the call returns.
+An array is a tensor of PyTorch, or anything with `__array_interface__` (NumPy), `__cuda_array_interface__` (CuPy), `__dlpack__`,
+or a writable buffer (array.array). It stays the caller's, who keeps it until the call returns.
 """
 
 import ctypes
-import functools
+import sys
 
 from . import _api as api
+from ._library import lib
 
 # Letters of __array_interface__ and of buffers.
 TYPES = {"b1": "BOOL", "u1": "U8", "i1": "I8", "i2": "I16", "u2": "U16", "f2": "F16", "i4": "I32", "u4": "U32", "f4": "F32",
@@ -18,16 +19,17 @@ TORCH = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64
          "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64",
          "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 DLPACK = {0: "i%d", 1: "u%d", 2: "f%d", 6: "b%d"}
-ON_A_GPU = "%s is on a GPU, and this package computes on CPUs, because a build with XDISTILL_CUDA=1 does not exist yet"
+CUDA = hasattr(lib, "xdistill_python_cuda")
+NO_CUDA = "%s is on a GPU, and this build of xdistill computes on CPUs: XDISTILL_CUDA=1 pip install ./python makes one for both"
 
 
 class Array:
-    """Where the elements of an array are. Strides are in elements."""
+    """Where the elements of an array are. Strides are in elements; device is the number of a GPU, or None."""
 
-    __slots__ = ("address", "dtype", "shape", "strides", "owner")
+    __slots__ = ("address", "dtype", "shape", "strides", "owner", "device", "stream")
 
-    def __init__(self, address, dtype, shape, strides, owner):
-        self.address, self.shape, self.owner = address, tuple(shape), owner
+    def __init__(self, address, dtype, shape, strides, owner, device=None, stream=None):
+        self.address, self.shape, self.owner, self.device, self.stream = address, tuple(shape), owner, device, stream
         self.dtype = getattr(api, "XD_DTYPE_" + dtype)
         self.strides = tuple(strides) if strides is not None else dense(self.shape)
 
@@ -39,6 +41,15 @@ class Array:
     def is_dense(self):
         return 0 in self.shape or all(size == 1 or stride == expected for size, stride, expected in
                                       zip(self.shape, self.strides, dense(self.shape)))
+
+    def split(self, count):
+        """As many equal parts: [i] for each i, or those of a dense array."""
+        if self.shape[0] == count:
+            step, shape, strides = self.strides[0], self.shape[1:], self.strides[1:]
+        else:
+            step, shape, strides = self.size // count, (self.size // count,), None
+        size, dtype = lib.xd_dtype_size(self.dtype), api.xd_dtype(self.dtype).name[9:]
+        return [Array(self.address + i * step * size, dtype, shape, strides, self.owner, self.device, self.stream) for i in range(count)]
 
 
 def product(sizes):
@@ -56,37 +67,61 @@ def dense(shape):
     return tuple(reversed(strides))
 
 
-def array(x, name="array"):
-    """The Array of x; TypeError or ValueError for what has none."""
+def array(x, name="array", gpu=False):
+    """The Array of x; TypeError or ValueError for what has none, or is on a GPU unless `gpu`."""
     if isinstance(x, Array):
         return x
+    made = found(x, name)
+    if made.device is not None and not CUDA:
+        raise ValueError(NO_CUDA % name)
+    if made.device is not None and not gpu:
+        raise ValueError("%s is on a GPU: copy it to the CPU first" % name)
+    return made
+
+
+def found(x, name):
     if hasattr(x, "data_ptr") and hasattr(x, "untyped_storage"):
         return of_torch(x, name)
+    if hasattr(x, "__cuda_array_interface__"):
+        about = x.__cuda_array_interface__
+        device = lib.xdistill_python_device(about["data"][0]) if CUDA else 0
+        return of_interface(x, name, about, max(device, 0), about.get("stream"))
     if hasattr(x, "__array_interface__"):
-        about = x.__array_interface__
-        kind = TYPES.get(about["typestr"][1:])
-        if kind is None or about["typestr"][0] == ">":
-            raise TypeError("%s has elements of type %s, which the library does not know" % (name, about["typestr"]))
-        strides, size = about.get("strides"), int(about["typestr"][2:])
-        if strides is not None:
-            if any(stride % size for stride in strides):
-                raise ValueError("%s has strides that are no whole elements" % name)
-            strides = [stride // size for stride in strides]
-        return Array(about["data"][0], kind, about["shape"], strides, x)
-    if hasattr(x, "__dlpack__"):
-        return of_dlpack(x, name)
-    return of_buffer(x, name)
+        return of_interface(x, name, x.__array_interface__)
+    return of_dlpack(x, name) if hasattr(x, "__dlpack__") else of_buffer(x, name)
+
+
+def of_interface(x, name, about, device=None, stream=None):
+    kind, size = TYPES.get(about["typestr"][1:]), int(about["typestr"][2:])
+    if kind is None or about["typestr"][0] == ">":
+        raise TypeError("%s has elements of type %s, which the library does not know" % (name, about["typestr"]))
+    strides = about.get("strides")
+    if strides is not None:
+        if any(stride % size for stride in strides):
+            raise ValueError("%s has strides that are no whole elements" % name)
+        strides = [stride // size for stride in strides]
+    return Array(about["data"][0], kind, about["shape"], strides, x, device, stream)
+
+
+def torch_device(x):
+    """The number of the GPU of a tensor; None: the CPU."""
+    return x.device.index if x.device.type == "cuda" else None
+
+
+def torch_stream(device):
+    """PyTorch's current stream."""
+    return sys.modules["torch"].cuda.current_stream(device).cuda_stream
 
 
 def of_torch(x, name):
-    if x.device.type != "cpu":
-        raise ValueError(ON_A_GPU % name if x.device.type == "cuda" else "%s is on the device %s" % (name, x.device))
-    kind = TORCH.get(str(x.dtype).rpartition(".")[2])
+    if x.device.type not in ("cpu", "cuda"):
+        raise ValueError("%s is on the device %s" % (name, x.device))
+    kind, device = TORCH.get(str(x.dtype).rpartition(".")[2]), torch_device(x)
     if kind is None or x.layout.__str__() != "torch.strided":
         raise TypeError("%s is %s, %s, which the library does not know" % (name, x.dtype, x.layout))
     if x.numel() and not x.untyped_storage().nbytes():
         raise ValueError("%s has no memory: its storage was freed" % name)
-    return Array(x.data_ptr(), kind, x.shape, x.stride(), x)
+    return Array(x.data_ptr(), kind, x.shape, x.stride(), x, device, None if device is None else torch_stream(device))
 
 
 def of_buffer(x, name):
@@ -114,30 +149,18 @@ capsule_pointer.restype, capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_
 
 def of_dlpack(x, name):
     """The capsule is not consumed: it goes back to its maker when the Array is gone."""
-    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] != 1:
-        raise ValueError(ON_A_GPU % name)
+    kind, number = x.__dlpack_device__() if hasattr(x, "__dlpack_device__") else (1, 0)
+    if kind not in (1, 2):
+        raise ValueError("%s is on a device of DLPack's kind %d" % (name, kind))
+    if kind == 2 and not CUDA:
+        raise ValueError(NO_CUDA % name)
     capsule = x.__dlpack__()
     t = ctypes.cast(capsule_pointer(capsule, b"dltensor"), ctypes.POINTER(DLTensor)).contents
-    kind = "BF16" if (t.code, t.bits) == (4, 16) else TYPES.get(DLPACK.get(t.code, "%d") % (t.bits // 8))
-    if kind is None or t.lanes != 1:
+    dtype = "BF16" if (t.code, t.bits) == (4, 16) else TYPES.get(DLPACK.get(t.code, "%d") % (t.bits // 8))
+    if dtype is None or t.lanes != 1:
         raise TypeError("%s has elements of DLPack's type (%d, %d, %d)" % (name, t.code, t.bits, t.lanes))
-    return Array((t.data or 0) + t.offset, kind, t.shape[:t.ndim], t.strides[:t.ndim] if t.strides else None, (x, capsule))
-
-
-def holding(function):
-    """The function with arguments of DLPack as Arrays: their capsules live until it returns."""
-    names = function.__code__.co_varnames
-
-    def held(x, name):
-        if hasattr(x, "__dlpack__") and not hasattr(x, "untyped_storage") and not hasattr(x, "__array_interface__"):
-            return of_dlpack(x, name)
-        return x
-
-    @functools.wraps(function)
-    def call(*arguments, **named):
-        return function(*[held(x, name) for x, name in zip(arguments, names)], **{name: held(x, name) for name, x in named.items()})
-
-    return call
+    return Array((t.data or 0) + t.offset, dtype, t.shape[:t.ndim], t.strides[:t.ndim] if t.strides else None, (x, capsule),
+                 number if kind == 2 else None)
 
 
 def rows(x, name="array"):

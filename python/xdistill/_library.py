@@ -49,6 +49,9 @@ def compare(version, sizes):
 
 def load():
     library = api.load(str(PATH))
+    if hasattr(library, "xdistill_python_cuda"):  # a build with XDISTILL_CUDA=1
+        library.xdistill_python_device.argtypes = [ctypes.c_void_p]
+        library.xdistill_python_cuda.argtypes = [ctypes.POINTER(api.xd_ctx), ctypes.c_int, ctypes.POINTER(ctypes.POINTER(api.xd_cuda))]
     head = (ctypes.c_int64 * 2).in_dll(library, "xdistill_python_facts")
     facts = (ctypes.c_int64 * (2 + head[1])).in_dll(library, "xdistill_python_facts")
     compare(head[0], facts[2:])
@@ -104,16 +107,55 @@ def give_back(memory):
 KEPT = 2  # idle blocks
 
 
+class Report(ctypes.Structure):
+    """What a call on a GPU reads and writes there beside arrays."""
+
+    _fields_ = [("values", ctypes.c_double * 16), ("status", api.xd_status), ("scale", ctypes.c_double)]
+
+
+class Gpu:
+    """A context's GPU: memory there for a Report and for the workspace."""
+
+    def __init__(self, context, device):
+        self.handle, gpu = context.handle, ctypes.POINTER(api.xd_cuda)()
+        context.check(lib.xdistill_python_cuda(self.handle, device, ctypes.byref(gpu)))
+        self.memory = lib.xd_ctx_kernels(self.handle).contents.memory
+        self.taken = {}
+        release_later(context, lib.xd_cuda_destroy, gpu)
+        release_later(context, lambda gpu: list(map(gpu.release, list(gpu.taken))), self)
+
+    def place(self, name, size):
+        """Address and size of a block of this name, which grows."""
+        address, has = self.taken.get(name, (None, 0))
+        if has < size:
+            self.release(name)
+            address, has = self.memory.allocate(self.handle, size), size
+            if not address:
+                raise Error(api.XD_ERROR_MEMORY, "no room for %d bytes on the GPU" % size)
+            self.taken[name] = address, has
+        return address, has
+
+    def release(self, name):
+        self.memory.release(self.handle, self.taken.pop(name, (None, 0))[0])
+
+    def write(self, report):
+        """Copies a Report there; it must not change until it is read."""
+        launch, address = lib.xd_ctx_launch(self.handle), self.place("report", ctypes.sizeof(Report))[0]
+        self.memory.copy(ctypes.byref(launch), address, ctypes.byref(report), ctypes.sizeof(report), api.XD_COPY_TO_DEVICE)
+        return address
+
+
 class Context:
     """Threads, settings, error text and workspace of calls. Only one thread at a time may use it.
 
     threads    cores of a call; None: as many as this process may use
     invariant  results do not depend on how a batch is cut
     cpu        an xd_cpu_level; 0: the best
+    device     the number of a GPU, for arrays there; None: arrays are on the CPU
     """
 
-    def __init__(self, threads=None, invariant=False, cpu=0):
-        self.threads = threads or available_threads()
+    def __init__(self, threads=None, invariant=False, cpu=0, device=None):
+        self.threads, self.device = threads or available_threads(), device
         desc = api.xd_ctx_desc(threads=self.threads, cpu=cpu, reduction=api.XD_REDUCTION_INVARIANT if invariant else 0)
         self.handle = ctypes.POINTER(api.xd_ctx)()
         result = lib.xd_ctx_create(ctypes.byref(desc), ctypes.byref(self.handle))
@@ -121,6 +163,7 @@ class Context:
             raise Error(result, "no context of %d threads" % self.threads)
         release_later(self, lib.xd_ctx_destroy, self.handle)
         self.memory, self.vocabularies = None, {}
+        self.gpu = None if device is None else Gpu(self, device)
 
     def check(self, result):
         """Raises what the last call reports."""
@@ -147,55 +190,84 @@ class Context:
             self.vocabularies[size] = handle
         return self.vocabularies[size]
 
-    def compute(self, name, desc, common, out, place=None):
+    def workspace(self, size):
+        """Address and size of memory for a call, kept for later ones."""
+        if self.gpu:
+            return self.gpu.place("workspace", size)
+        if self.memory is None or len(self.memory) < size:
+            self.memory = anonymous(size)
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.memory)), len(self.memory)
+
+    def release_memory(self):
+        self.memory = None
+        if self.gpu:
+            self.gpu.release("workspace")
+
+    def compute(self, name, desc, common, out, place=None, scale=1.0, on_host=False):
         """Calls a loss with this context's workspace, which grows and is reused, and raises its data errors.
 
-        common, place  parts of the desc: with `status`, and with the workspace
+        common, place  parts of the desc: with `status` and `scale`, and with the workspace
+        on_host        `out` and status are on the host even with a GPU
         """
-        place = common if place is None else place
-        status, planned = api.xd_status(), api.xd_planned()
-        common.status = ctypes.pointer(status)
+        place, there = common if place is None else place, self.gpu is not None and not on_host
+        report, planned = Report(scale=scale), api.xd_planned()
+        base = self.gpu.write(report) if there else ctypes.addressof(report)
+        common.status = ctypes.cast(base + Report.status.offset, ctypes.POINTER(api.xd_status))
+        if scale != 1:
+            common.scale = ctypes.cast(base + Report.scale.offset, ctypes.POINTER(ctypes.c_double))
+        arguments = ctypes.byref(desc), ctypes.cast(base, ctypes.POINTER(type(out)))
         self.call("xd_plan_begin", None)
-        result = getattr(lib, name)(self.handle, ctypes.byref(desc), ctypes.byref(out))
+        result = getattr(lib, name)(self.handle, *arguments)
         try:
             self.check(result)
         finally:
             result = lib.xd_plan_end(self.handle, ctypes.byref(planned))
         self.check(result)
         if planned.workspace:
-            if self.memory is None or len(self.memory) < planned.workspace:
-                self.memory = anonymous(planned.workspace)
-            place.workspace = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-            place.workspace_bytes = planned.workspace
-        self.call(name, ctypes.byref(desc), ctypes.byref(out))
-        status.nothing_counted = 0  # the loss is 0 then
-        self.call("xd_status_check", ctypes.byref(status))
-        return out
+            place.workspace, place.workspace_bytes = self.workspace(planned.workspace)
+        self.call(name, *arguments)
+        if there:
+            self.call("xd_read", ctypes.byref(report), base, ctypes.sizeof(report))
+        report.status.nothing_counted = 0  # the loss is 0 then
+        self.call("xd_status_check", ctypes.byref(report.status))
+        return type(out).from_buffer_copy(report)
 
 
 def available_threads():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-local = threading.local()
+class Local(threading.local):
+    """A thread's contexts by device, and the devices whose contexts `use` has set."""
+
+    def __init__(self):
+        self.contexts, self.chosen = {}, set()
 
 
-def context(threads=None):
-    """This thread's context. Another number of threads makes a new one, unless `use` has set it."""
-    current = getattr(local, "context", None)
-    if current is None or (threads and threads != current.threads and not local.chosen):
-        current, local.chosen = Context(threads), False
-        local.context = current
+local = Local()
+
+
+def context(threads=None, device=None):
+    """This thread's context of a device. Another number of threads makes a new one, unless `use` has set it."""
+    current = local.contexts.get(device)
+    if current is None or (threads and threads != current.threads and device is None and device not in local.chosen):
+        current = local.contexts[device] = Context(threads, device=device)
     return current
 
 
 def release_memory():
-    """Frees the workspace of this thread's context and the memory of gradients that are gone."""
+    """Frees the workspaces of this thread's contexts and the memory of gradients that are gone."""
     free.clear()
-    if getattr(local, "context", None) is not None:
-        local.context.memory = None
+    for one in local.contexts.values():
+        one.release_memory()
 
 
 def use(context):
-    """Makes calls of this thread use the context; None: one of its own again."""
-    local.context, local.chosen = context, context is not None
+    """Makes calls of this thread use the context for arrays of its device; None: ones of its own again."""
+    if context is None:
+        for device in local.chosen:
+            del local.contexts[device]
+        local.chosen = set()
+    else:
+        local.contexts[context.device] = context
+        local.chosen.add(context.device)

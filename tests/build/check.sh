@@ -34,7 +34,7 @@ all_steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real distil nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf python python_torch install dist cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real distil nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf python python_torch python_cuda install dist cmake pkgconfig
 }
 
 main() {
@@ -252,6 +252,13 @@ step_python_torch() {
     make --no-print-directory build/libxdistill.a &&
     "$python" -B python/build_xdistill.py build/libxdistill.a "$dir" || return 1
     PYTHONPATH=$dir OMP_NUM_THREADS=2 "$python" -B -W ignore -m unittest tests/python/test_torch_*.py
+}
+
+# The same with the CUDA unit: through the emulation, and where nvcc is, compiled and imported.
+step_python_cuda() {
+    python=${TORCH_PYTHON:-${PYTHON:-python3}}
+    need "$python" g++
+    make --no-print-directory build/libxdistill.a && PYTHON=$python sh tests/python/cuda.sh "$dir"
 }
 
 # What prose names exists, snippets compile, and the reference that `make docs` writes has no dead link.

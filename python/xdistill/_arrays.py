@@ -165,8 +165,6 @@ def of_dlpack(x, name):
 
 def rows(x, name="array"):
     """xd_rows of an array [..., columns]: every dimension but the last is a dimension of rows."""
-    if x is None:
-        return api.xd_rows()
     x = array(x, name)
     if not x.shape:
         raise ValueError("%s has no dimensions" % name)
@@ -183,9 +181,7 @@ def rows(x, name="array"):
 
 
 def flat(x, name, count, *dtypes):
-    """Address and dtype of a dense array of `count` elements and one of the types; (None, 0) of None."""
-    if x is None:
-        return None, api.XD_DTYPE_NONE
+    """Address and dtype of a dense array of `count` elements and one of the types."""
     x = array(x, name)
     if x.size != count:
         raise ValueError("%s has %d elements, expected %d" % (name, x.size, count))

@@ -176,10 +176,10 @@ class Context:
         """lib.name(ctx, arguments...); raises Error."""
         self.check(getattr(lib, name)(self.handle, *arguments))
 
-    def create(self, name, desc, kind, owner=None):
+    def create(self, name, desc, kind):
         """What xd_..._create or _open of the desc makes: a pointer to `kind`."""
         handle = ctypes.POINTER(kind)()
-        self.check(getattr(lib, name)(owner or self.handle, ctypes.byref(desc), ctypes.byref(handle)))
+        self.check(getattr(lib, name)(self.handle, ctypes.byref(desc), ctypes.byref(handle)))
         return handle
 
     def vocabulary(self, size):

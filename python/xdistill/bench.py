@@ -2,6 +2,10 @@
 
 Each line has the median of forward and backward pass in milliseconds, and how many times longer PyTorch takes. `max` is the
 largest difference of the gradients, relative to the largest gradient.
+
+Products alone are the three of a head (logits, and the gradients by hidden states and weight) as PyTorch multiplies, with nothing
+between them. Their share of each time stands beside them, and how many times faster than PyTorch's fastest head one could be whose
+only work they were.
 """
 
 import argparse
@@ -42,18 +46,31 @@ def step(loss, inputs):
 
 
 def compare(name, ours, others, inputs, arguments):
+    """Prints a line, and returns milliseconds by name."""
     own, exact = median(lambda: step(ours, inputs), arguments.repeats, arguments.seconds), step(ours, inputs)
-    line = "%-24s xdistill %8.2f ms" % (name, own)
+    line, times = "%-24s xdistill %8.2f ms" % (name, own), {"xdistill": own}
     for title, function in others:
         try:
             theirs = median(lambda: step(function, inputs), arguments.repeats, arguments.seconds)
         except Exception as error:
             line += "   %s: none (%s)" % (title, str(error).split("\n")[0][:40])
             continue
+        times[title] = theirs
         worst = max(float((a.float() - b.float()).abs().max() / b.float().abs().max()) for a, b in
                     zip(exact, step(function, inputs)))
         line += "   %s %8.2f ms, %5.2f times, max %.0e" % (title, theirs, theirs / own, worst)
     print(line, flush=True)
+    return times
+
+
+def products(name, hidden, weight, times, arguments):
+    """The line of products alone, with shares of a head's times."""
+    logits = torch.randn(hidden.shape[0], weight.shape[0]).to(hidden.dtype)
+    each = [median(run, arguments.repeats, arguments.seconds) for run in (
+        lambda: hidden @ weight.T, lambda: logits @ weight, lambda: logits.T @ hidden)]
+    print("%-24s PyTorch  %8.2f ms = %.2f + %.2f + %.2f; share of %s; nothing beside them: %.2f times" % (
+        name, sum(each), *each, ", ".join("%s %.0f %%" % (title, 100 * sum(each) / time) for title, time in times.items()),
+        min(time for title, time in times.items() if title != "xdistill") / sum(each)), flush=True)
 
 
 class Alias(torch.autograd.Function):
@@ -101,8 +118,9 @@ def main():
         others = [("eager", head), *compiled(head)]
         if hasattr(F, "linear_cross_entropy"):
             others.append(("linear_cross_entropy", lambda h, w: F.linear_cross_entropy(h, w, labels)))
-        compare("head CE %s" % str(dtype)[6:], lambda h, w: xt.head_loss(h, w, None, labels, hard_weight=1.0,
-                                                                         bf16=dtype == torch.bfloat16), others, inputs, arguments)
+        times = compare("head CE %s" % str(dtype)[6:], lambda h, w: xt.head_loss(
+            h, w, None, labels, hard_weight=1.0, bf16=dtype == torch.bfloat16), others, inputs, arguments)
+        products("products alone %s" % str(dtype)[6:], *[x.detach() for x in inputs], times, arguments)
 
 
 if __name__ == "__main__":

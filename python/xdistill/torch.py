@@ -121,9 +121,7 @@ FLOATS = {losses.FLOATS: torch.float32, losses.DOUBLES: torch.float64, losses.TE
 
 
 def fitting(x, argument, name):
-    """x, or a copy that the library can read; None of None."""
-    if x is None:
-        return None
+    """The Array of x, or a dense copy where the library cannot read x in place."""
     if isinstance(argument, losses.Samples):
         return x.contiguous()
     if isinstance(argument, losses.Elements):
@@ -133,7 +131,7 @@ def fitting(x, argument, name):
         losses.rows(where, name)
     except ValueError:
         return x.contiguous()
-    return x
+    return where
 
 
 def evaluate(table, given, gradients):
@@ -168,7 +166,7 @@ def operation(name, table, names):
     def compute(*values):
         made = outputs(values, gradient)
         value = evaluate(table, dict(zip(names, values)), made)
-        made = {one: x if x.dtype == values[names.index(one)].dtype else x.to(values[names.index(one)].dtype) for one, x in made.items()}
+        made = outputs(values, lambda one, x: made[one] if made[one].dtype == x.dtype else empty(x).copy_(made[one]))
         return (value, *(made.get(one, values[0].new_empty(0)) for one in table.gradients))
 
     def fake(*values):
@@ -217,9 +215,9 @@ def differentiable(function):
         for name in ("projection", "cache"):
             if name in given:
                 given[name] = given[name].number if given[name] is not None else 0
-        if in_place(given[student], inplace) and fitting(given[student], table.arguments[student], student) is given[student]:
-            x = given[student]
-            return InPlace.apply(x, lambda own: evaluate(table, {name: own if name == student else given[name] for name in names}, {student: own}))
+        x = given[student]
+        if in_place(x, inplace) and isinstance(fitting(x, table.arguments[student], student), _arrays.Array):
+            return InPlace.apply(x, lambda own: evaluate(table, {**{name: given[name] for name in names}, student: own}, {student: own}))
         return op(*[given[name] for name in names], *wants(*[given[name] for name in table.gradients]))[0]
 
     return table.function(function.__name__, function.__doc__, call, [name for name in names if not table.arguments[name].hidden],

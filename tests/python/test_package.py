@@ -2,6 +2,7 @@
 
 import array
 import ctypes
+import inspect
 import os
 import pathlib
 import subprocess
@@ -95,6 +96,39 @@ class Arrays(unittest.TestCase):
         self.refused(xdistill.Error, "ERROR_DTYPE", Interface(array.array("d", STUDENT), (2, 5), None, "<f8"), teacher)
         with self.assertRaisesRegex(TypeError, "read-only, strided or unknown"):
             xdistill.array(b"bytes")
+
+    def test_an_array_of_a_gpu_is_refused_in_one_sentence(self):
+        on_gpu = Interface(STUDENT, (2, 5))
+        on_gpu.__cuda_array_interface__ = on_gpu.__dict__.pop("__array_interface__")
+        self.refused(ValueError, r"^student is on a GPU, and this build of xdistill computes on CPUs: XDISTILL_CUDA=1 pip install "
+                                 r"\./python makes one for both$", on_gpu, on_gpu)
+
+    def test_a_batch_of_sequences_is_their_mean(self):
+        size, ids = 2 * 3 * 4, array.array("q", [0, 1, 2, 3, 2, 1])
+        student, teacher = [array.array("f", [(seed * i) % 7 / 2 for i in range(size)]) for seed in (3, 5)]
+        pieces = array.array("i", [1, 2, 1, 2, 0, 2, 3, 2, 3, 0, 1, 3, 1, 3, 0, 0, 0, 0, 0, 0])
+        gradient = array.array("f", [0.0]) * size
+        both = losses.uld_loss(Interface(student, (2, 3, 4)), Interface(teacher, (2, 3, 4)), pieces, ids, ids,
+                               gradient=Interface(gradient, (2, 3, 4)))
+        self.assertGreater(max(map(abs, gradient)), 0.0)
+        total = 0.0
+        for i in (0, 1):
+            part, own = slice(12 * i, 12 * i + 12), array.array("f", [0.0]) * 12
+            total += losses.uld_loss(Interface(student[part], (3, 4)), Interface(teacher[part], (3, 4)), pieces[10 * i:10 * i + 10],
+                                     ids[3 * i:3 * i + 3], ids[3 * i:3 * i + 3], scale=0.5, gradient=Interface(own, (3, 4))).loss
+            self.assertEqual(own, gradient[part])
+        self.assertEqual((both.loss, both.chunks), (total, 3))
+
+    def test_functions_have_the_arguments_of_their_tables(self):
+        about = inspect.signature(losses.topk_kl_loss)
+        self.assertEqual([name for name, one in about.parameters.items() if one.kind != one.KEYWORD_ONLY],
+                         ["student", "teacher", "labels", "temperature", "ignore_index", "reduction"])
+        self.assertEqual((about.parameters["mode"].default, about.parameters["k"].default), ("tail", None))
+        self.assertIn("of the mass outside the k", losses.topk_kl_loss.__doc__)
+        with self.assertRaisesRegex(TypeError, r"loss\(\) got an unexpected keyword argument 'tau'"):
+            losses.loss(Interface(STUDENT, (2, 5)), tau=1.0)
+        with self.assertRaisesRegex(TypeError, r"missing 1 required positional argument: 'teacher'"):
+            losses.uld_loss(Interface(STUDENT, (2, 5)), chunks=None, student_ids=None, teacher_ids=None)
 
     def test_rows_with_a_distance_are_read_in_place(self):
         wide = array.array("f", [*STUDENT[:5], 99.0, *STUDENT[5:], 99.0])

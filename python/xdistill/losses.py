@@ -374,7 +374,8 @@ xtoken_loss = define("xtoken_loss", """Distillation from a teacher with another 
     loss = kd_weight KD + ce_weight CE: docs/xtoken.md. Other arguments: help(xdistill.losses). Of arrays it returns an
     xd_xtoken_values: loss, kd, ce, and counts.
     """, api.xd_xtoken_values, xtoken_desc, "student teacher chunks projection labels", {
-        "student": Rows("student"), "teacher": Rows("teachers.logits", schema="Tensor?"), "chunks": Setting("teachers.chunks", NEEDED, "SymInt"),
+        "student": Rows("student"), "teacher": Rows("teachers.logits", schema="Tensor?"),
+        "chunks": Setting("teachers.chunks", NEEDED, "SymInt"),
         **{name: Elements("teachers." + name, kind, count, host=True, hidden=True) for name, kind, count in (
             ("student_chunks", LONGS, student_rows), ("teacher_chunks", LONGS, lambda d: d.teachers.contents.logits.rows),
             ("chunk_exact", BYTES, lambda d: d.teachers.contents.chunks * d.sequences),

@@ -11,7 +11,7 @@ import weakref
 from unittest import mock
 
 import xdistill
-from xdistill import _arrays, api, losses
+from xdistill import _arrays, losses
 
 try:
     import torch
@@ -118,7 +118,8 @@ class Losses(Case):
 
         self.same(losses.vsd_loss, lambda kind: (arrays(kind, "generated", "teacher", "fake", "gradient"), ("gradient",)))
         self.same(losses.denoise_loss, lambda kind: ({
-            **arrays(kind, "prediction", "clean", "noise", "gradient"), "terms": kind(array.array("d", map(abs, numbers(12, 9, "d"))), 3, 4)}, ("gradient",)))
+            **arrays(kind, "prediction", "clean", "noise", "gradient"),
+            "terms": kind(array.array("d", map(abs, numbers(12, 9, "d"))), 3, 4)}, ("gradient",)))
         self.same(losses.gan_loss, lambda kind: (arrays(kind, "fake", "real", "fake_gradient", "real_gradient"),
                                                  ("fake_gradient", "real_gradient")))
 
@@ -237,7 +238,8 @@ class Tensors(Case):
         return torch.frombuffer(buffer, dtype=x.dtype).view(x.shape).copy_(x.detach())
 
     def check(self, function, *inputs, tolerance=2e-6):
-        expected, got = [[x.detach().requires_grad_(x.is_floating_point()) for x in map(place, inputs)] for place in (torch.clone, self.there)]
+        expected, got = [[x.detach().requires_grad_(x.is_floating_point()) for x in map(place, inputs)]
+                         for place in (torch.clone, self.there)]
         values = [function(*one) for one in (expected, got)]
         self.assertIsNotNone(_arrays.torch_device(got[0]))
         torch.testing.assert_close(values[1], values[0], rtol=tolerance, atol=tolerance)

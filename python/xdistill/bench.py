@@ -3,9 +3,9 @@
 Each line has the median of forward and backward pass in milliseconds, and how many times longer PyTorch takes. `max` is the
 largest difference of the gradients, relative to the largest gradient.
 
-Products alone are the three of a head (logits, and the gradients by hidden states and weight) as PyTorch multiplies, with nothing
-between them. Their share of each time stands beside them, and how many times faster than PyTorch's fastest head one could be whose
-only work they were.
+Products alone are the three of a head (logits, and the gradients by hidden states and by weight) as PyTorch multiplies, with nothing
+between them. Their share of each time stands beside them, and how many times longer PyTorch's fastest head takes: no head with these
+products exceeds that.
 """
 
 import argparse
@@ -28,16 +28,17 @@ def eager_head(hidden, weight, labels):
     return F.cross_entropy(F.linear(hidden, weight).float(), labels)
 
 
-def median(run, repeats, least):
-    """Milliseconds of the median of some runs, after two to warm up."""
-    run()
-    run()
-    times, begin = [], time.perf_counter()
-    while len(times) < repeats or time.perf_counter() - begin < least:
-        start = time.perf_counter()
+def medians(runs, arguments):
+    """Median milliseconds of each, after two to warm up. They take turns, so that other work of the machine meets all alike."""
+    for run in list(runs.values()) * 2:
         run()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+    times, begin = {name: [] for name in runs}, time.perf_counter()
+    while len(next(iter(times.values()))) < arguments.repeats or time.perf_counter() - begin < arguments.seconds * len(runs):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def step(loss, inputs):
@@ -45,32 +46,37 @@ def step(loss, inputs):
     return torch.autograd.grad(loss(*inputs), inputs)
 
 
-def compare(name, ours, others, inputs, arguments):
-    """Prints a line, and returns milliseconds by name."""
-    own, exact = median(lambda: step(ours, inputs), arguments.repeats, arguments.seconds), step(ours, inputs)
-    line, times = "%-24s xdistill %8.2f ms" % (name, own), {"xdistill": own}
-    for title, function in others:
+def compare(name, functions, inputs, arguments, **beside):
+    """Prints a line on losses, ours first, and returns milliseconds by name, also of what else takes turns with them."""
+    line, runs, exact = "%-24s" % name, {}, None
+    for title, function in functions.items():
         try:
-            theirs = median(lambda: step(function, inputs), arguments.repeats, arguments.seconds)
+            found = step(function, inputs)
         except Exception as error:
             line += "   %s: none (%s)" % (title, str(error).split("\n")[0][:40])
             continue
-        times[title] = theirs
-        worst = max(float((a.float() - b.float()).abs().max() / b.float().abs().max()) for a, b in
-                    zip(exact, step(function, inputs)))
-        line += "   %s %8.2f ms, %5.2f times, max %.0e" % (title, theirs, theirs / own, worst)
-    print(line, flush=True)
+        exact = found if exact is None else exact
+        worst = max(float((a.float() - b.float()).abs().max() / b.float().abs().max()) for a, b in zip(exact, found))
+        runs[title] = lambda function=function: step(function, inputs), worst
+    times = medians({**{title: run for title, (run, _) in runs.items()}, **beside}, arguments)
+    own = times["xdistill"]
+    for title, (_, worst) in runs.items():
+        line += " %s %.2f ms" % (title, times[title]) + (", %.2f times, max %.0e;" % (times[title] / own, worst) if title != "xdistill" else ";")
+    print(line.rstrip(";"), flush=True)
     return times
 
 
-def products(name, hidden, weight, times, arguments):
-    """The line of products alone, with shares of a head's times."""
+def head(name, functions, inputs, arguments):
+    """The lines of a head and of its products alone."""
+    hidden, weight = [x.detach() for x in inputs]
     logits = torch.randn(hidden.shape[0], weight.shape[0]).to(hidden.dtype)
-    each = [median(run, arguments.repeats, arguments.seconds) for run in (
-        lambda: hidden @ weight.T, lambda: logits @ weight, lambda: logits.T @ hidden)]
-    print("%-24s PyTorch  %8.2f ms = %.2f + %.2f + %.2f; share of %s; nothing beside them: %.2f times" % (
-        name, sum(each), *each, ", ".join("%s %.0f %%" % (title, 100 * sum(each) / time) for title, time in times.items()),
-        min(time for title, time in times.items() if title != "xdistill") / sum(each)), flush=True)
+    each = {"logits": lambda: hidden @ weight.T, "by hidden": lambda: logits @ weight, "by weight": lambda: logits.T @ hidden}
+    times = compare("head CE " + name, functions, inputs, arguments, **each)
+    parts = [times.pop(one) for one in each]
+    alone, others = sum(parts), [time for title, time in times.items() if title != "xdistill"]
+    print("%-24s PyTorch %.2f ms = %.2f + %.2f + %.2f; share of %s; with nothing beside them %.2f times" % (
+        "products alone " + name, alone, *parts, ", ".join("%s %.0f %%" % (title, 100 * alone / one) for title, one in times.items()),
+        min(others) / alone), flush=True)
 
 
 class Alias(torch.autograd.Function):
@@ -101,26 +107,26 @@ def main():
     load, cores = os.getloadavg()[0], _library.available_threads()
     if load > 0.5 * cores:
         print("busy: load %.1f on %d cores, so times and ratios are rough" % (load, cores))
-    compiled = (lambda f: []) if arguments.no_compile else (lambda f: [("compiled", torch.compile(f))])
+    compiled = (lambda f: {}) if arguments.no_compile else (lambda f: {"compiled": torch.compile(f)})
     for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype)[6:]
         teacher = torch.randn(rows, size).mul_(2).to(dtype)
         student = torch.randn(rows, size).mul_(2).to(dtype).requires_grad_()
         kl = lambda x: eager_kl(x, teacher)  # noqa: E731
-        compare("KL %s" % str(dtype)[6:], lambda x: xt.kl_loss(x, teacher), [("eager", kl), *compiled(kl)], [student], arguments)
-        own = median(lambda: step(lambda x: xt.kl_loss(Alias.apply(x), teacher, inplace=True), [student]), arguments.repeats,
-                     arguments.seconds)
-        print("%-24s xdistill %8.2f ms" % ("KL %s in place" % str(dtype)[6:], own))
+        in_place = lambda: step(lambda x: xt.kl_loss(Alias.apply(x), teacher, inplace=True), [student])  # noqa: E731
+        times = compare("KL " + name, {"xdistill": lambda x: xt.kl_loss(x, teacher), "eager": kl, **compiled(kl)}, [student], arguments,
+                        in_place=in_place)
+        print("%-24s xdistill %.2f ms" % ("KL %s in place" % name, times["in_place"]))
     labels = torch.randint(0, size, (rows,))
     for dtype in (torch.float32, torch.bfloat16):
         inputs = [torch.randn(rows, arguments.hidden).to(dtype).requires_grad_(),
                   torch.randn(size, arguments.hidden).mul_(0.05).to(dtype).requires_grad_()]
-        head = lambda h, w: eager_head(h, w, labels)  # noqa: E731
-        others = [("eager", head), *compiled(head)]
+        eager = lambda h, w: eager_head(h, w, labels)  # noqa: E731
+        functions = {"xdistill": lambda h, w: xt.head_loss(h, w, None, labels, hard_weight=1.0, bf16=dtype == torch.bfloat16),
+                     "eager": eager, **compiled(eager)}
         if hasattr(F, "linear_cross_entropy"):
-            others.append(("linear_cross_entropy", lambda h, w: F.linear_cross_entropy(h, w, labels)))
-        times = compare("head CE %s" % str(dtype)[6:], lambda h, w: xt.head_loss(
-            h, w, None, labels, hard_weight=1.0, bf16=dtype == torch.bfloat16), others, inputs, arguments)
-        products("products alone %s" % str(dtype)[6:], *[x.detach() for x in inputs], times, arguments)
+            functions["linear_cross_entropy"] = lambda h, w: F.linear_cross_entropy(h, w, labels)
+        head(str(dtype)[6:], functions, inputs, arguments)
 
 
 if __name__ == "__main__":

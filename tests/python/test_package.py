@@ -63,7 +63,7 @@ class Package(unittest.TestCase):
 class Errors(unittest.TestCase):
     def test_an_error_has_the_library_s_text_result_and_name(self):
         with self.assertRaises(xdistill.Error) as caught:
-            losses.loss(Interface(STUDENT, (2, 5)))
+            losses.loss(Interface(STUDENT, (2, 5)), soft_weight=1.0)
         self.assertEqual((caught.exception.name, caught.exception.result), ("ERROR_ARGUMENT", api.XD_ERROR_ARGUMENT))
         self.assertIn("neither labels nor a teacher", str(caught.exception))
 

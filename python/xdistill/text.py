@@ -32,6 +32,12 @@ def filled(letter, value, count):
     return arrays.array(letter, [value]) * count
 
 
+def shaped(numbers, rows, columns):
+    """The numbers of an array.array as a memoryview [rows, columns]; flat if there are none."""
+    flat = memoryview(numbers)
+    return flat.cast("B").cast(flat.format, (rows, columns)) if rows and columns else flat
+
+
 def address(numbers, kind):
     """A pointer to the numbers of an array.array, which the caller keeps; NULL of None."""
     if numbers is None:
@@ -339,7 +345,10 @@ class TeacherCache(Numbered):
         return self.about.desc.k + self.about.desc.draws
 
     def read(self, first=0, count=None):
-        """(positions, ids, probabilities) of a range: a list of xd_cached_position, arrays [count, entries] of int32 and f64."""
+        """(positions, ids, probabilities) of a range: a list of xd_cached_position, and [count, entries] of int32 and f64.
+
+        Both are memoryviews: x[i, j] reads an element, numpy.asarray(x) and torch.from_numpy of that share the memory.
+        """
         count = len(self) - first if count is None else count
         size = max(count, 0)
         positions = (api.xd_cached_position * size)()
@@ -347,7 +356,7 @@ class TeacherCache(Numbered):
         desc = api.xd_teacher_cache_read_desc(first=first, count=count, positions=positions, ids=address(ids, ctypes.c_int32),
                                               probabilities=address(likely, ctypes.c_double))
         self.context.call("xd_teacher_cache_read", self.handle, ctypes.byref(desc))
-        return list(positions), ids, likely
+        return list(positions), shaped(ids, size, self.entries), shaped(likely, size, self.entries)
 
 
 class TeacherCacheWriter:

@@ -56,6 +56,11 @@ xd_result your_optimizer(run *r, int role);
 extern const xd_model *teacher;
 extern xd_comm *data;
 
+#elif defined(PAGE_gpu)
+extern void *student_on_gpu, *teacher_on_gpu;
+void forward(int64_t step);
+void backward(int64_t step);
+
 #elif defined(PAGE_questions)
 typedef struct mlp {
     xd_crossing *enter, *leave;

@@ -88,8 +88,9 @@ static xd_result folder_settle(distil_run *r) {
 static void folder_clear(distil_run *r) {
     static const char *const told[] = { "result.json", "report.html", "report.txt", "curves.svg",
                                         "events.out.tfevents.xdistill" };
-    static const char *const model[] = { "model.safetensors", "config.json",           "generation_config.json",
-                                         "tokenizer.json",    "tokenizer_config.json", "" };
+    static const char *const model[] = { "model.safetensors",      "config.json",
+                                         "generation_config.json", "tokenizer.json",
+                                         "tokenizer_config.json",  "" };
     char alone[512];
     snprintf(alone, sizeof alone, "%s/alone", r->o->out);
     for (size_t i = 0; i < sizeof model / sizeof model[0]; i++) folder_remove(alone, model[i]);

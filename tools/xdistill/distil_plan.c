@@ -54,7 +54,8 @@ static double plan_lesson(const distil_run *r) {
 
 /* What a running teacher adds: it reads the rows in its own tokens. */
 static double plan_live(const distil_run *r) {
-    const double ratio = (double)distil_teacher_text(r, TEXT_TRAIN)->count / (double)r->text[TEXT_TRAIN].count;
+    const double ratio =
+        (double)distil_teacher_text(r, TEXT_TRAIN)->count / (double)r->text[TEXT_TRAIN].count;
     return r->o->live ? plan_seconds(r, plan_tokens(r) * ratio * plan_forward(&r->teacher.config)) : 0.0;
 }
 
@@ -109,10 +110,12 @@ static void plan_say_time(const char *what, double seconds) {
 }
 
 /* A student takes `taught`, and without a teacher `alone`; of both what is left. */
-static void plan_say_training(const distil_run *r, double taught, double alone, const double left[DISTIL_ARMS]) {
+static void plan_say_training(const distil_run *r, double taught, double alone,
+                              const double left[DISTIL_ARMS]) {
     const char *begin = r->o->live ? " about" : " for the cache,";
     if (left[DISTIL_TAUGHT] < 1.0) {
-        plan_say_time(begin, taught * left[DISTIL_TAUGHT] + (r->wants_alone ? alone * left[DISTIL_ALONE] : 0.0));
+        plan_say_time(begin,
+                      taught * left[DISTIL_TAUGHT] + (r->wants_alone ? alone * left[DISTIL_ALONE] : 0.0));
         printf(" for the steps that are left\n");
         return;
     }

@@ -112,7 +112,7 @@ static xd_result distil_write_json(const distil_run *r) {
     json_field_string(&w, "student_is", name);
     json_field_string(&w, "teacher_name", r->teacher.name);
     json_field_int(&w, "vocabulary", r->config.vocab);
-    json_field_bool(&w, "live", r->o->live);
+    json_field_int(&w, "seed", (int64_t)r->o->seed);
     json_field_double(&w, "peak_mib", ranks_peak_mib());
     json_field_int(&w, "report_bytes", (int64_t)r->split.bytes[TEXT_REPORT]);
     json_field_double(&w, "teacher", r->teacher_bits);

@@ -31,7 +31,8 @@ static xd_result context_rooms(xd_comm *world, const tokens *text, context_share
     s->counts = (int32_t *)ranks_room(ctx, ranks, sizeof(int32_t), &failed);
     s->logits = (float *)ranks_room(ctx, (int64_t)count * s->model.config.vocab, sizeof(float), &failed);
     XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %d positions", count);
-    for (int r = 0; r < ranks; r++) s->counts[r] = context_cut(read, r + 1, ranks) - context_cut(read, r, ranks);
+    for (int r = 0; r < ranks; r++)
+        s->counts[r] = context_cut(read, r + 1, ranks) - context_cut(read, r, ranks);
     for (int i = 0; i < read; i++) s->all[i] = i;
     for (int i = 0; i < count; i++) {
         s->position[i] = s->begin + i;
@@ -41,12 +42,14 @@ static xd_result context_rooms(xd_comm *world, const tokens *text, context_share
     s->batch.position = s->position;
     s->batch.cp_count = s->counts;
     s->batch.cp_position = s->all;
-    s->workspace = (float *)ranks_room(ctx, nn_workspace_floats(&s->model, &s->batch, false), sizeof(float), &failed);
+    s->workspace =
+        (float *)ranks_room(ctx, nn_workspace_floats(&s->model, &s->batch, false), sizeof(float), &failed);
     XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for a context of %d tokens", read);
     return xd_vocab_create(ctx, &(xd_vocab_desc){ .size = s->model.config.vocab }, &s->columns);
 }
 
-static xd_result context_create(xd_comm *world, const nn_config *config, const tokens *text, context_share *s) {
+static xd_result context_create(xd_comm *world, const nn_config *config, const tokens *text,
+                                context_share *s) {
     const int ranks = xd_comm_size(world), rank = xd_comm_rank(world);
     const nn_group cp = ranks_group(world);
     memset(s, 0, sizeof *s);

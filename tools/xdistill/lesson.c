@@ -131,9 +131,8 @@ static xd_result lesson_rank_create(lesson_rank *r) {
 }
 
 static void lesson_rank_free(lesson_rank *r) {
-    void *rooms[] = { r->gradient, r->params,        r->workspace,      r->logits,
-                      r->ids,      r->labels,        r->cached_ids,     r->values,
-                      r->beside,   r->probabilities, r->losses.memory, r->starts };
+    void *rooms[] = { r->gradient,   r->params, r->workspace, r->logits,        r->ids,           r->labels,
+                      r->cached_ids, r->values, r->beside,    r->probabilities, r->losses.memory, r->starts };
     xd_optimizer_destroy(r->optimizer);
     xd_vocab_destroy(r->columns);
     if (r->judge.ctx) judge_free(&r->judge);

@@ -72,7 +72,8 @@ static xd_result steps_rooms(steps_rank *r) {
     r->teacher_chunks = (int64_t *)ranks_room(r->ctx, beside, sizeof(int64_t), &failed);
     r->places = (int64_t *)ranks_room(r->ctx, beside, sizeof(int64_t), &failed);
     r->mask = (uint8_t *)ranks_room(r->ctx, STEPS_HELD, 1, &failed);
-    XD_REQUIRE(r->ctx, !failed, XD_ERROR_MEMORY, "no room for %d rows of two vocabularies", (int)PAIR_STEPS_ROWS);
+    XD_REQUIRE(r->ctx, !failed, XD_ERROR_MEMORY, "no room for %d rows of two vocabularies",
+               (int)PAIR_STEPS_ROWS);
     r->batch.ids = r->ids;
     return XD_OK;
 }
@@ -115,9 +116,11 @@ static xd_result steps_columns(steps_rank *r) {
 }
 
 static void steps_free(steps_rank *r) {
-    void *rooms[] = { r->weights,        r->gradient,       r->params,         r->workspace, r->logits,
-                      r->labels,         r->ids,            r->student_chunks, r->places,    r->mask,
-                      r->teacher_chunks, r->teacher_logits, r->losses.memory,  r->teacher_workspace };
+    void *rooms[] = { r->weights,       r->gradient,         r->params,
+                      r->workspace,     r->logits,           r->labels,
+                      r->ids,           r->student_chunks,   r->places,
+                      r->mask,          r->teacher_chunks,   r->teacher_logits,
+                      r->losses.memory, r->teacher_workspace };
     xd_optimizer_destroy(r->optimizer);
     xd_vocab_destroy(r->columns);
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) xd_release(r->ctx, rooms[i]);

@@ -16,7 +16,8 @@ typedef struct pairing {
 } pairing;
 
 /* Aligns both. `report` may be NULL. Errors: MEMORY. Free with pairing_free. */
-xd_result pairing_align(xd_ctx *ctx, const tokens *student, const tokens *teacher, pairing *out, xd_align_report *report);
+xd_result pairing_align(xd_ctx *ctx, const tokens *student, const tokens *teacher, pairing *out,
+                        xd_align_report *report);
 
 /* The same, and builds the projection that the text itself gives: a student's token stands for the teacher's tokens that begin where it
  * does, as often as they do so. */

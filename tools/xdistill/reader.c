@@ -37,8 +37,7 @@ xd_result reader_create(xd_ctx *ctx, const lm *m, int room, int most, reader *ou
     XD_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
     const int64_t kept = 2 * m->config.layers * room * out->cache.width;
     out->cache.values = (float *)ranks_room(ctx, kept, sizeof(float), &failed);
-    out->workspace =
-        (float *)ranks_room(ctx, reader_floats(&out->model, room, most), sizeof(float), &failed);
+    out->workspace = (float *)ranks_room(ctx, reader_floats(&out->model, room, most), sizeof(float), &failed);
     out->logits = (float *)ranks_room(ctx, (int64_t)most * m->config.vocab, sizeof(float), &failed);
     out->position = (int32_t *)ranks_room(ctx, room, sizeof(int32_t), &failed);
     XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for a context of %d tokens", room);

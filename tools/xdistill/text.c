@@ -47,7 +47,8 @@ static text_part text_part_of(int piece, int held) {
     return before % 2 ? TEXT_REPORT : TEXT_CHOOSE;
 }
 
-static xd_result text_cut(xd_ctx *ctx, const char *data, size_t bytes, const text_split_desc *desc, text_split *out) {
+static xd_result text_cut(xd_ctx *ctx, const char *data, size_t bytes, const text_split_desc *desc,
+                          text_split *out) {
     const int pieces = 2 * (int)(desc->held_out * TEXT_PIECES / 2.0 + 0.5), held = pieces < 2 ? 2 : pieces;
     bool failed = false;
     for (int p = 0; p < TEXT_PARTS; p++) out->data[p] = (char *)ranks_room(ctx, (int64_t)bytes, 1, &failed);
@@ -69,8 +70,8 @@ xd_result text_split_load(xd_ctx *ctx, const text_split_desc *desc, text_split *
     XD_TRY(text_load(ctx, desc->path, &data, &bytes));
     xd_result result = XD_OK;
     if (bytes < TEXT_LEAST)
-        result = XD_FAIL(ctx, XD_ERROR_DATA, "%s has %zu bytes, at least %d are needed to learn from", desc->path,
-                         bytes, (int)TEXT_LEAST);
+        result = XD_FAIL(ctx, XD_ERROR_DATA, "%s has %zu bytes, at least %d are needed to learn from",
+                         desc->path, bytes, (int)TEXT_LEAST);
     if (result == XD_OK) result = text_cut(ctx, data, bytes, desc, out);
     xd_release(ctx, data);
     if (result == XD_OK && desc->report) {

@@ -20,8 +20,9 @@ xd_result text_load(xd_ctx *ctx, const char *path, char **data, size_t *bytes);
 /* What is cut. */
 typedef struct text_split_desc {
     const char *path;
-    double held_out;    /* the share of both held-out parts together */
-    const char *report; /* a text for the report; its pieces of the other are learned from then; NULL -> none */
+    double held_out; /* the share of both held-out parts together */
+    const char
+        *report; /* a text for the report; its pieces of the other are learned from then; NULL -> none */
 } text_split_desc;
 
 /* Reads and cuts a text. Free with text_split_free. Errors: those of text_load; DATA (too short for parts). */

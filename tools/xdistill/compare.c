@@ -81,11 +81,12 @@ static xd_result compare_read_arm(xd_ctx *ctx, const xd_json *root, const char *
 /* The folder's name without its seed: "cached-1" and "cached-2" are seeds of one student. */
 static void compare_name(const char *directory, int64_t seed, const char *arm, char out[64]) {
     char end[32];
-    const char *name = ranks_base_name(directory);
-    size_t length = strcspn(name, "/");
+    size_t last = strlen(directory), first;
     const size_t behind = (size_t)snprintf(end, sizeof end, "-%lld", (long long)seed);
-    if (length > behind && strncmp(name + length - behind, end, behind) == 0) length -= behind;
-    snprintf(out, 64, "%.*s%s", (int)(length < 40 ? length : 40), name, arm);
+    while (last > 1 && directory[last - 1] == '/') last--;
+    for (first = last; first > 0 && directory[first - 1] != '/';) first--;
+    if (last - first > behind && strncmp(directory + last - behind, end, behind) == 0) last -= behind;
+    snprintf(out, 64, "%.*s%s", (int)(last - first < 40 ? last - first : 40), directory + first, arm);
 }
 
 static xd_result compare_read_root(xd_ctx *ctx, const xd_json *root, const char *directory,

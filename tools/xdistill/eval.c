@@ -106,9 +106,11 @@ static xd_result eval_text(xd_ctx *ctx, const eval_options *o, lm *m, const toke
     if (job.row >= text->count && text->count > 2) job.row = (int)text->count - 1;
     XD_TRY(lm_load_weights(ctx, m));
     XD_TRY(eval_time(ctx, o, &job, &seconds));
-    printf("%s: %.4f bits per byte of %zu bytes, %lld tokens in rows of %d, %.1f s,\n"
+    /* The first token is read and not predicted. */
+    const int64_t bytes = text->spans[text->count - 1].end - text->spans[0].end;
+    printf("%s: %.4f bits per byte of %lld bytes, %lld tokens in rows of %d, %.1f s,\n"
            "%.0f tokens/s, %.0f MiB at most\n",
-           m->name, job.bits, text->bytes, (long long)text->count, job.row, seconds,
+           m->name, job.bits, (long long)bytes, (long long)text->count, job.row, seconds,
            (double)text->count / seconds, ranks_peak_mib());
     return XD_OK;
 }

@@ -170,7 +170,7 @@ end $process
 [ $? -ne 0 ] && distil cut $long --steps 161
 [ $? -eq 2 ] && grep -q 'begun with other settings: steps 160, here steps 161' "$work/cut.log"
 verdict $? 'an interrupted run does not go on with other settings' "$work/cut.log"
-distil cut $long && grep -q 'goes on after step' "$work/cut.log" && grep -q '^takes .* for the steps that are left' "$work/cut.log"
+distil cut $long && grep -q 'goes on after step' "$work/cut.log" && grep -q '^takes .* for the steps left' "$work/cut.log"
 verdict $? 'it goes on with the same' "$work/cut.log"
 cmp -s "$work/cut/student/model.safetensors" "$work/whole/student/model.safetensors" &&
 for part in 0000 0001; do cmp -s "$work/cut/cache/$part.xdcache" "$work/whole/cache/$part.xdcache" || exit 1; done

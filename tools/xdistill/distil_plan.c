@@ -116,7 +116,7 @@ static void plan_say_training(const distil_run *r, double taught, double alone,
     if (left[DISTIL_TAUGHT] < 1.0) {
         plan_say_time(begin,
                       taught * left[DISTIL_TAUGHT] + (r->wants_alone ? alone * left[DISTIL_ALONE] : 0.0));
-        printf(" for the steps that are left\n");
+        printf(" for the steps left\n");
         return;
     }
     plan_say_time(begin, taught);

@@ -236,11 +236,8 @@ build/demo-images-mpi: $(wildcard examples/images/* examples/common/*.h examples
 demo-cache: build/xdistill ## Demonstrations: a cache of draws beside the running teacher; SEEDS=n
 	@sh tools/demo_cache.sh
 
-demo-real: build/real build/xdistill ## Demonstrations: real vocabularies and a real teacher; half an hour
-	@sh tools/demo_real.sh
-
-build/real: $(wildcard examples/real/* examples/common/*.h examples/nn/*.h) $(networks) $(library)
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/real/*.c) $(networks) $(library) -o $@ $(LIBS)
+demo-real: build/xdistill ## Demonstrations: real vocabularies and a real teacher; half an hour
+	@sh tools/demo_real.sh $(ARGS)
 
 build/xdrun: tools/xdrun.c | build
 	$(compiling)$(CC) -std=c99 $(CFLAGS) $< -o $@

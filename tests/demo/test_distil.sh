@@ -36,7 +36,8 @@ head -c 40000 data/kjv_student.txt >"$work/text.txt"
 
 distil run $small
 verdict $? 'a run ends' "$work/run.log"
-for file in result.json report.html report.txt curves.svg student/config.json student/tokenizer.json student/model.safetensors; do
+for file in result.json report.html report.txt curves.svg student/config.json student/tokenizer.json student/model.safetensors \
+    alone/model.safetensors; do
     [ -s "$work/run/$file" ] || echo "$file"
 done >"$work/missing"
 [ ! -s "$work/missing" ] && [ ! -e "$work/run/student.state" ]
@@ -56,6 +57,11 @@ $tool generate --model "$work/run/student" --prompt 'In the beginning' --tokens 
 $tool generate --model "$work/run/student" --prompt 'In the beginning' --tokens 8 --seed 2 >"$work/three" &&
 grep -q '^In the beginning' "$work/one" && cmp -s "$work/one" "$work/two" && ! cmp -s "$work/one" "$work/three"
 verdict $? 'generate goes on from the prompt, by its seed'
+likeliest() { $tool generate --model data/teacher --temperature 0 --prompt "$1" --tokens "$2"; }
+likeliest 'In the beginning' 24 >"$work/one" && likeliest "$(likeliest 'In the beginning' 12)" 12 >"$work/two" && cmp -s "$work/one" "$work/two"
+verdict $? 'with the keys and values that it keeps it writes what it does without' "$work/two"
+likeliest "$(head -c 1000 data/kjv_heldout.txt)" 200 >"$work/one" && [ "$(wc -c <"$work/one")" -gt 1400 ]
+verdict $? 'prompt and text may be longer than a context' "$work/one"
 
 python3 - "$work/run/events.out.tfevents.xdistill" <<'END' >"$work/events.log" 2>&1
 import struct, sys
@@ -109,6 +115,22 @@ verdict $? 'a tokenizer from a file, and a directory with another one than the t
 distil live $small --live --no-alone && [ ! -e "$work/live/cache" ] && grep -q 'Whether the teacher helped' "$work/live.log"
 verdict $? 'a teacher that runs on every row' "$work/live.log"
 
+# The teacher once more, with a merge less, so that it counts as a student with another tokenizer: what it learns it knows.
+cp -r data/teacher "$work/twin" && python3 - "$work/twin/tokenizer.json" <<'END'
+import json, sys
+with open(sys.argv[1]) as file:
+    tokenizer = json.load(file)
+tokenizer["model"]["merges"].pop()
+with open(sys.argv[1], "w") as file:
+    json.dump(tokenizer, file)
+END
+head -c 3000 data/kjv_heldout.txt >"$work/report.txt"
+distil beside --teacher data/teacher --from "$work/twin" --row 32 --steps 3 --no-alone --ce-weight 0 --live --report-text "$work/report.txt" &&
+python3 -c 'import json, sys; sys.exit(not 0 < json.load(open(sys.argv[1]))["student"]["losses"][0] < 2.5)' "$work/beside/result.json"
+verdict $? 'a teacher that runs beside a student with another tokenizer reads the same text' "$work/beside.log"
+[ "$(number "$work/beside/result.json" report_bytes)" -eq 3000 ] && cmp -s "$work/beside/report.txt" "$work/report.txt"
+verdict $? 'the report is of a text of its own'
+
 # ---- tokenize, pair, cache ----
 
 $tool tokenize train --text data/kjv_student.txt --entries 1024 --pieces llama3 --out "$work/s.json" >"$work/train.log" 2>&1 &&
@@ -127,6 +149,9 @@ $tool cache inspect --cache "$work/cache" --positions 2 >>"$work/cache.log" 2>&1
 grep -q 'teacher teacher, positions [0-9]*, documents 1, vocabulary 2048, likeliest 4, draws 2' "$work/cache.log" &&
 [ "$(grep -c 'the drawn ones are for' "$work/cache.log")" -ge 2 ]
 verdict $? 'cache write and cache inspect' "$work/cache.log"
+$tool cache write --teacher data/teacher --text "$work/few.txt" --out "$work/cache1" --contexts 1000 >"$work/cache.log" 2>&1 &&
+[ -s "$work/cache1/0000.xdcache" ] && [ ! -e "$work/cache1/0001.xdcache" ] && [ -e "$work/cache/0001.xdcache" ]
+verdict $? 'a cache in one file' "$work/cache.log"
 
 # ---- interrupted ----
 
@@ -145,7 +170,7 @@ end $process
 [ $? -ne 0 ] && distil cut $long --steps 161
 [ $? -eq 2 ] && grep -q 'begun with other settings: steps 160, here steps 161' "$work/cut.log"
 verdict $? 'an interrupted run does not go on with other settings' "$work/cut.log"
-distil cut $long && grep -q 'goes on after step' "$work/cut.log"
+distil cut $long && grep -q 'goes on after step' "$work/cut.log" && grep -q '^takes .* for the steps left' "$work/cut.log"
 verdict $? 'it goes on with the same' "$work/cut.log"
 cmp -s "$work/cut/student/model.safetensors" "$work/whole/student/model.safetensors" &&
 for part in 0000 0001; do cmp -s "$work/cut/cache/$part.xdcache" "$work/whole/cache/$part.xdcache" || exit 1; done
@@ -176,6 +201,8 @@ refused '--row 512: teacher reads at most 128' distil $given --text "$work/text.
 refused '--ranks 8 share --batch 4' distil $given --text "$work/text.txt" --ranks 8
 refused 'name three students' distil $given --text "$work/text.txt" --teacher-layers 2 --layers 2
 refused 'takes a number from 1e-07 to 1, not "5"' distil $given --text "$work/text.txt" --lr 5
+refused 'result.json' compare "$work/x.svg" "$work/twin"
+refused '--text is needed' pair --student "$work/s.json" --teacher data/teacher --steps 2
 refused '--live has none' distil $given --text "$work/text.txt" --live --draws 2
 refused '--vocabulary and --tokenizer are of --layers' distil $given --text "$work/text.txt" --vocabulary 600
 refused 'takes a number from 257 to 65536, not "100"' tokenize train --text "$work/text.txt" --out "$work/bad" --entries 100

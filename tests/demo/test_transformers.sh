@@ -1,5 +1,5 @@
 #!/bin/sh
-# Hugging Face transformers opens the teacher, and students of short runs of three demonstrations and of the tool: see check_transformers.py.
+# Hugging Face transformers opens the teacher, and students of short runs of two demonstrations and of the tool: see check_transformers.py.
 # So it does a GPT-2 of its own that an example has read and written: see check_gpt2_names.py.
 #
 #   sh tests/demo/test_transformers.sh     from the root
@@ -28,11 +28,11 @@ if ! ready; then
     install
     ready || { echo "needs torch and transformers from a package index"; exit 77; }
 fi
-make --no-print-directory build/demo build/demo-sharded build/real build/xdistill build/examples/16_gpt2_names || exit 1
+make --no-print-directory build/demo build/demo-sharded build/xdistill build/examples/16_gpt2_names || exit 1
 build/demo --steps 8 --heldout-bytes 2000 --out "$run" --overwrite || exit 1
 build/demo-sharded --steps 8 --out "$run/sharded" --overwrite || exit 1
-build/real student alone data/student/tokenizer.json data/kjv_student.txt data/kjv_heldout.txt --steps 2 \
-    --save "$run/real" --overwrite || exit 1
 build/xdistill distil --teacher data/teacher --text data/kjv_heldout.txt --out "$run/distil" --steps 8 --no-alone --overwrite || exit 1
+build/xdistill distil --teacher data/teacher --text data/kjv_student.txt --report-text data/kjv_heldout.txt --out "$run/own" \
+    --layers 2 --tokenizer data/student/tokenizer.json --steps 4 --live --alone --overwrite || exit 1
 "$venv/bin/python" tests/demo/check_gpt2_names.py build/examples/16_gpt2_names "$run/gpt2" || exit 1
-"$venv/bin/python" tests/demo/check_transformers.py build/demo data/kjv_heldout.txt data/teacher "$run/student" "$run/sharded/student" "$run/real" "$run/distil/student"
+"$venv/bin/python" tests/demo/check_transformers.py build/demo data/kjv_heldout.txt data/teacher "$run/student" "$run/sharded/student" "$run/distil/student" "$run/own/student" "$run/own/alone"

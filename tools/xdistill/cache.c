@@ -9,8 +9,8 @@
 #include <string.h>
 
 /* A context has at most this many tokens, of which an eighth is read again from the one before: past the first context a position
- * is predicted from at least those. A part has eight contexts. */
-enum { CACHE_CONTEXT = 1024, CACHE_AGAIN = 8, CACHE_PART = 8 };
+ * is predicted from at least those. */
+enum { CACHE_CONTEXT = 1024, CACHE_AGAIN = 8 };
 
 static int cache_context(const cache_plan *plan) {
     return plan->teacher->positions < CACHE_CONTEXT ? plan->teacher->positions : (int)CACHE_CONTEXT;
@@ -21,8 +21,12 @@ static int cache_step(const cache_plan *plan) {
     return context - context / CACHE_AGAIN;
 }
 
+static int64_t cache_part_contexts(const cache_plan *plan) {
+    return plan->contexts > 0 ? plan->contexts : CACHE_PART;
+}
+
 static int64_t cache_part_tokens(const cache_plan *plan) {
-    return (int64_t)CACHE_PART * cache_step(plan);
+    return cache_part_contexts(plan) * cache_step(plan);
 }
 
 static int64_t cache_part_count(const cache_plan *plan) {
@@ -274,7 +278,7 @@ xd_result cache_write(xd_ctx *ctx, const cache_plan *plan) {
     XD_TRY(cache_missing(ctx, plan, &parts, &missing));
     if (missing == 0) return XD_OK;
     const int64_t contexts = (plan->text->count + cache_step(plan) - 1) / cache_step(plan);
-    const int64_t before = contexts > missing * CACHE_PART ? contexts - missing * CACHE_PART : 0;
+    const int64_t left = missing * cache_part_contexts(plan), before = contexts > left ? contexts - left : 0;
     memset(&job, 0, sizeof job);
     job.plan = plan;
     job.done = before;

@@ -5,6 +5,9 @@
 #include "lm.h"
 #include "text.h"
 
+/* Contexts of a part, unless a plan has another number. */
+enum { CACHE_PART = 8 };
+
 /* A cache is a folder of parts, NNNN.xdcache, each complete: an interrupted run writes those that are missing. */
 typedef struct cache_plan {
     const lm *teacher; /* with weights where parts are missing */
@@ -13,6 +16,7 @@ typedef struct cache_plan {
     int64_t k, draws;   /* likeliest tokens of a position, and draws of the others */
     double temperature; /* of their probabilities */
     int ranks;
+    int contexts; /* of a part; 0 -> CACHE_PART */
 } cache_plan;
 
 /* Parts of the plan, and how many of them are not there yet. Errors: DATA (a part of another teacher, text or k, by its name). */

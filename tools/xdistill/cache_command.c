@@ -12,7 +12,7 @@
 
 typedef struct cache_options {
     const char *teacher, *text, *out, *cache;
-    int likeliest, draws, ranks, positions;
+    int likeliest, draws, ranks, contexts, positions;
     double temperature;
 } cache_options;
 
@@ -64,6 +64,13 @@ static const option cache_write_table[] = {
       .least = 1,
       .most = 64,
       .help = "threads (2)" },
+    { .name = "--contexts",
+      .value = "N",
+      .kind = OPTION_INT,
+      .field = CACHE_FIELD(contexts),
+      .least = 1,
+      .most = 1000000,
+      .help = "of a part (8): a rank writes whole parts; with more than the text has there is one file" },
 };
 
 static const command_line cache_write_line = {
@@ -84,7 +91,8 @@ static xd_result cache_write_parts(xd_ctx *ctx, const cache_options *o, lm *teac
                               .k = o->likeliest,
                               .draws = o->draws,
                               .temperature = o->temperature,
-                              .ranks = o->ranks };
+                              .ranks = o->ranks,
+                              .contexts = o->contexts };
     XD_REQUIRE(ctx, text->count > 0, XD_ERROR_DATA, "the text %s has no token", o->text);
     XD_REQUIRE(ctx, o->likeliest <= teacher->config.vocab, XD_ERROR_ARGUMENT, "--likeliest %d of %d tokens",
                o->likeliest, teacher->config.vocab);

@@ -47,6 +47,7 @@ int command_verify(xd_ctx *ctx, int count, char **words);
 int command_diff(xd_ctx *ctx, int count, char **words);
 int command_convert(xd_ctx *ctx, int count, char **words);
 int command_distil(xd_ctx *ctx, int count, char **words);
+int command_compare(xd_ctx *ctx, int count, char **words);
 int command_eval(xd_ctx *ctx, int count, char **words);
 int command_generate(xd_ctx *ctx, int count, char **words);
 int command_tokenize(xd_ctx *ctx, int count, char **words);

@@ -23,6 +23,11 @@ static const option distil_table[] = {
       .kind = OPTION_PATH,
       .field = DISTIL_FIELD(text),
       .help = "UTF-8 text, 4096 bytes at least" },
+    { .name = "--report-text",
+      .value = "FILE",
+      .kind = OPTION_PATH,
+      .field = DISTIL_FIELD(report_text),
+      .help = "the text that the report is of (a part of --text)" },
     { .name = "--out",
       .value = "DIR",
       .kind = OPTION_PATH,
@@ -202,6 +207,10 @@ const char *distil_arm_name(distil_arm_kind arm) {
     return arm == DISTIL_TAUGHT ? "student" : "text alone";
 }
 
+void distil_state_path(const distil_run *r, distil_arm_kind arm, char path[512]) {
+    snprintf(path, 512, "%s/%s.state", r->o->out, arm == DISTIL_TAUGHT ? "student" : "alone");
+}
+
 void distil_student_name(const distil_run *r, char out[96]) {
     const nn_config *c = &r->config;
     if (r->student.kind == STUDENT_LAYERS)
@@ -241,8 +250,6 @@ static const char *distil_conflict(const distil_options *o) {
     if (o->alone && o->no_alone) return "--alone and --no-alone contradict each other";
     if (o->live && (o->likeliest || o->draws >= 0))
         return "--likeliest and --draws are of a cache, --live has none";
-    if (o->live && (o->vocabulary || o->tokenizer))
-        return "--live needs a student with the teacher's tokenizer: leave --vocabulary and --tokenizer out";
     if (o->kd_weight == 0.0 && o->ce_weight <= 0.0) return "--kd-weight and --ce-weight are both 0";
     return NULL;
 }
@@ -298,7 +305,8 @@ static void distil_say_facts(distil_run *r) {
 /* What is read before any weight is. */
 static xd_result distil_read(distil_run *r) {
     const distil_options *o = r->o;
-    XD_TRY(text_split_load(r->ctx, o->text, o->held_out, &r->split));
+    const text_split_desc split = { o->text, o->held_out, o->report_text };
+    XD_TRY(text_split_load(r->ctx, &split, &r->split));
     XD_TRY(lm_open(r->ctx, o->teacher, &r->teacher));
     XD_TRY(distil_choose_tokenizer(r));
     XD_TRY(distil_encode(r));
@@ -317,8 +325,6 @@ static xd_result distil_read(distil_run *r) {
                "--ranks %d share --batch %d rows: each needs one", o->ranks, o->batch);
     XD_REQUIRE(r->ctx, o->likeliest <= r->teacher.config.vocab, XD_ERROR_ARGUMENT,
                "--likeliest %d of %d tokens", o->likeliest, r->teacher.config.vocab);
-    XD_REQUIRE(r->ctx, !o->live || !r->own.tokenizer, XD_ERROR_ARGUMENT,
-               "--live needs a student with the teacher's tokenizer, %s has another", o->from);
     XD_REQUIRE(r->ctx, o->row <= r->teacher.positions, XD_ERROR_ARGUMENT,
                "--row %d: %s reads at most %d tokens", o->row, r->teacher.name, r->teacher.positions);
     XD_REQUIRE(r->ctx, r->text[TEXT_TRAIN].count > o->row + 1, XD_ERROR_DATA,
@@ -366,7 +372,7 @@ static xd_result distil_teach(distil_run *r, distil_arm_kind kind) {
     char state[512];
     lesson_desc desc;
     memset(&desc, 0, sizeof desc);
-    snprintf(state, sizeof state, "%s/%s.state", r->o->out, kind == DISTIL_TAUGHT ? "student" : "alone");
+    distil_state_path(r, kind, state);
     desc.name = distil_arm_name(kind);
     desc.student = r->config;
     desc.frozen_ends = r->student.kind == STUDENT_LAYERS;
@@ -412,13 +418,12 @@ static xd_result distil_save(distil_run *r, distil_arm_kind kind) {
                                                        : r->teacher.end_token,
                                   .end_of_text = end,
                                   .positions = r->teacher.positions };
-    snprintf(path, sizeof path, "%s/student", r->o->out);
+    snprintf(path, sizeof path, "%s/%s", r->o->out, kind == DISTIL_TAUGHT ? "student" : "alone");
     const char *problem = nn_model_init(&r->config, NULL, NULL, &model);
     XD_REQUIRE(r->ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
     xd_result result =
         sample_write(r->ctx, &model, arm->lesson.best, distil_tokenizer(r), r->o->seed, arm->sample);
-    if (result == XD_OK && kind == DISTIL_TAUGHT)
-        result = model_directory_save(r->ctx, path, &model, arm->lesson.best, &extras);
+    if (result == XD_OK) result = model_directory_save(r->ctx, path, &model, arm->lesson.best, &extras);
     nn_model_free(&model);
     return result;
 }
@@ -427,8 +432,7 @@ static xd_result distil_cache(distil_run *r) {
     const double start = xd_now(r->ctx);
     XD_TRY(cache_write(r->ctx, &r->plan));
     r->cache_seconds = xd_now(r->ctx) - start;
-    XD_TRY(cached_open(r->ctx, &r->plan, &r->cache));
-    return distil_pair(r);
+    return cached_open(r->ctx, &r->plan, &r->cache);
 }
 
 static xd_result distil_go(distil_run *r) {
@@ -437,6 +441,7 @@ static xd_result distil_go(distil_run *r) {
     XD_TRY(distil_plan(r));
     XD_TRY(lm_load_weights(r->ctx, &r->teacher));
     if (!r->o->live) XD_TRY(distil_cache(r));
+    XD_TRY(distil_pair(r));
     XD_TRY(student_weights(r->ctx, &r->student, &r->teacher, &r->config, &r->start));
     XD_TRY(distil_report_bits(r, &r->teacher.config, r->teacher.weights, distil_teacher_text(r, TEXT_REPORT),
                               &r->teacher_bits));

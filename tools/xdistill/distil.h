@@ -9,7 +9,7 @@
 
 /* The command line; 0 means that the run chooses, and so does a weight or a number of draws below 0. */
 typedef struct distil_options {
-    const char *teacher, *text, *out, *from, *tokenizer;
+    const char *teacher, *text, *report_text, *out, *from, *tokenizer;
     int teacher_layers, layers, hidden, heads, vocabulary;
     int steps, batch, row, ranks, likeliest, draws;
     uint64_t seed;
@@ -81,8 +81,9 @@ xd_result distil_plan(distil_run *r);
 void distil_print(const distil_run *r);
 xd_result distil_write(distil_run *r);
 
-/* A name of an arm, and of the student. */
+/* A name of an arm, and of the student; the file that an interrupted arm leaves. */
 const char *distil_arm_name(distil_arm_kind arm);
+void distil_state_path(const distil_run *r, distil_arm_kind arm, char path[512]);
 void distil_student_name(const distil_run *r, char out[96]);
 
 #endif /* DISTIL_H */

@@ -28,7 +28,7 @@ void distil_forget_states(const char *out) {
 
 /* Begins with the name of a file that runs leave: half-written ones have more behind it. */
 static bool folder_is_ours(const char *name) {
-    static const char *const ours[] = { ".lock",       "cache",       "student",    "alone.state",
+    static const char *const ours[] = { ".lock",       "cache",       "student",    "alone",
                                         "result.json", "report.html", "report.txt", "curves.svg",
                                         "events.out",  "settings.txt" };
     for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++)
@@ -88,6 +88,12 @@ static xd_result folder_settle(distil_run *r) {
 static void folder_clear(distil_run *r) {
     static const char *const told[] = { "result.json", "report.html", "report.txt", "curves.svg",
                                         "events.out.tfevents.xdistill" };
+    static const char *const model[] = { "model.safetensors",      "config.json",
+                                         "generation_config.json", "tokenizer.json",
+                                         "tokenizer_config.json",  "" };
+    char alone[512];
+    snprintf(alone, sizeof alone, "%s/alone", r->o->out);
+    for (size_t i = 0; i < sizeof model / sizeof model[0]; i++) folder_remove(alone, model[i]);
     distil_forget_states(r->o->out);
     for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) folder_remove(r->o->out, told[i]);
     cache_forget_others(r->ctx, &r->plan);

@@ -44,11 +44,26 @@ static double plan_tokens(const distil_run *r) {
     return (double)r->steps * r->o->batch * r->o->row;
 }
 
+/* Of the text alone. */
 static double plan_lesson(const distil_run *r) {
     const double tokens = plan_tokens(r);
     const double measured = (double)lesson_point_count(r->steps) * (double)r->text[TEXT_CHOOSE].count;
     const bool frozen = r->student.kind == STUDENT_LAYERS;
     return plan_seconds(r, tokens * plan_training(&r->config, frozen) + measured * plan_forward(&r->config));
+}
+
+/* What a running teacher adds: it reads the rows in its own tokens. */
+static double plan_live(const distil_run *r) {
+    const double ratio =
+        (double)distil_teacher_text(r, TEXT_TRAIN)->count / (double)r->text[TEXT_TRAIN].count;
+    return r->o->live ? plan_seconds(r, plan_tokens(r) * ratio * plan_forward(&r->teacher.config)) : 0.0;
+}
+
+/* The share of an arm's steps that an interrupted run has left. */
+static double plan_left(const distil_run *r, distil_arm_kind arm) {
+    char state[512];
+    distil_state_path(r, arm, state);
+    return 1.0 - (double)lesson_done(r->ctx, state, r->facts) / (double)r->steps;
 }
 
 static xd_result plan_memory(const distil_run *r, int64_t *bytes) {
@@ -59,6 +74,7 @@ static xd_result plan_memory(const distil_run *r, int64_t *bytes) {
                                  .rows = r->o->batch,
                                  .row = r->o->row,
                                  .live = r->o->live ? &r->teacher : NULL,
+                                 .pair = r->own.tokenizer ? &r->pair : NULL,
                                  .ranks = r->o->ranks };
     const int64_t teacher = 4 * lm_weight_count(&r->teacher.config);
     const int64_t caching = r->o->live ? 0 : teacher + cache_bytes(&r->plan);
@@ -78,7 +94,7 @@ static xd_result plan_disk(const distil_run *r, int64_t missing, int64_t parts) 
     const int64_t position = 16 + 4 * (int64_t)(r->o->likeliest + r->o->draws);
     const int64_t cache = r->plan.text->count * position / parts * missing;
     const int64_t weights = lm_weight_count(&r->config);
-    const int64_t bytes = cache + (2 * 4 * 4 + 2) * weights + (1 << 20);
+    const int64_t bytes = cache + 2 * (4 * 4 + 2) * weights + (1 << 20);
     const int64_t left = ranks_disk_left(r->o->out);
     XD_REQUIRE(r->ctx, left == 0 || bytes <= left, XD_ERROR_IO,
                "%s takes about %lld MiB, its file system has %lld left", r->o->out, (long long)(bytes >> 20),
@@ -93,6 +109,20 @@ static void plan_say_time(const char *what, double seconds) {
         printf("%s %.0f min", what, seconds / 60.0);
 }
 
+/* A student takes `taught`, and without a teacher `alone`; of both what is left. */
+static void plan_say_training(const distil_run *r, double taught, double alone,
+                              const double left[DISTIL_ARMS]) {
+    const char *begin = r->o->live ? " about" : " for the cache,";
+    if (left[DISTIL_TAUGHT] < 1.0) {
+        plan_say_time(begin,
+                      taught * left[DISTIL_TAUGHT] + (r->wants_alone ? alone * left[DISTIL_ALONE] : 0.0));
+        printf(" for the steps left\n");
+        return;
+    }
+    plan_say_time(begin, taught);
+    printf(" for a student%s\n", r->wants_alone ? ", of two" : "");
+}
+
 xd_result distil_plan(distil_run *r) {
     const nn_config *teacher = &r->teacher.config;
     const tokens *text = &r->text[TEXT_TRAIN];
@@ -104,9 +134,8 @@ xd_result distil_plan(distil_run *r) {
     XD_TRY(plan_disk(r, missing, parts));
     const double caching = plan_seconds(r, (double)cache_tokens_read(&r->plan) * plan_forward(teacher)) *
                            (double)missing / (double)parts;
-    const double alone = plan_lesson(r);
-    const double lesson =
-        alone + (r->o->live ? plan_seconds(r, plan_tokens(r) * plan_forward(teacher)) : 0.0);
+    const double alone = plan_lesson(r), taught = alone + plan_live(r);
+    const double left[DISTIL_ARMS] = { plan_left(r, DISTIL_TAUGHT), plan_left(r, DISTIL_ALONE) };
     r->wants_alone = r->o->alone || (!r->o->no_alone && alone < 900.0);
     distil_student_name(r, name);
     printf("teacher   %s: %.1f M weights, %d layers, %d tokens\n", r->teacher.name,
@@ -118,8 +147,7 @@ xd_result distil_plan(distil_run *r) {
            r->o->row, plan_tokens(r) / (double)text->count);
     printf("takes     about %lld MiB;", (long long)(bytes >> 20));
     if (!r->o->live) plan_say_time(" about", caching);
-    plan_say_time(r->o->live ? " about" : " for the cache,", lesson);
-    printf(" for a student%s\n", r->wants_alone ? ", of two" : "");
+    plan_say_training(r, taught, alone, left);
     printf("stop      Ctrl-C; the same command goes on\n");
     if (plan_tokens(r) > 10.0 * (double)text->count)
         printf("note      the text is short for so many steps: it may be learned by heart\n");

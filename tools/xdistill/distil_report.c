@@ -69,6 +69,7 @@ void distil_print(const distil_run *r) {
            "  events...     the curves for TensorBoard\n"
            "  result.json   the same for programs\n",
            r->o->out, name, r->o->out);
+    if (r->arms[DISTIL_ALONE].done) printf("  alone/        the best one without a teacher\n");
     if (!r->o->live)
         printf("  cache/        what the teacher said (%.1f MB)\n", 1e-6 * (double)r->cache.bytes);
 }
@@ -94,6 +95,10 @@ static void distil_write_arm(xd_json_writer *w, const distil_arm *arm, const cha
         xd_json_write_end(w);
     }
     xd_json_write_end(w);
+    xd_json_write_key(w, "losses");
+    xd_json_write_array(w);
+    for (int i = 0; i < l->steps; i++) xd_json_write_double(w, (double)l->losses[i]);
+    xd_json_write_end(w);
     xd_json_write_end(w);
 }
 
@@ -105,6 +110,10 @@ static xd_result distil_write_json(const distil_run *r) {
     xd_json_write_object(&w);
     json_field_string(&w, "settings", r->facts);
     json_field_string(&w, "student_is", name);
+    json_field_string(&w, "teacher_name", r->teacher.name);
+    json_field_int(&w, "vocabulary", r->config.vocab);
+    json_field_int(&w, "seed", (int64_t)r->o->seed);
+    json_field_double(&w, "peak_mib", ranks_peak_mib());
     json_field_int(&w, "report_bytes", (int64_t)r->split.bytes[TEXT_REPORT]);
     json_field_double(&w, "teacher", r->teacher_bits);
     json_field_double(&w, "cache_seconds", r->cache_seconds);

@@ -3,6 +3,7 @@
 #include "command.h"
 #include "lm.h"
 #include "ranks.h"
+#include "reader.h"
 #include "text.h"
 
 #include <math.h>
@@ -103,26 +104,22 @@ static int32_t generate_draw(const generate_options *o, const float *logits, int
     return choices[kept - 1].id;
 }
 
-/* A run over the last tokens that the model can read. */
+/* The prompt and what was drawn, and the model that reads it. */
 typedef struct generator {
-    nn_batch batch;
-    float *workspace, *logits;
+    reader reader;
     generate_choice *choices;
-    int32_t *ids; /* the prompt, and what was drawn */
-    int count, prompt;
+    int32_t *ids;
+    int count, seen; /* ids; of them read by the model */
 } generator;
 
+/* Where a context is full, its later half is read again as a new one. */
 static xd_result generator_create(xd_ctx *ctx, const generate_options *o, const lm *m, const tokens *prompt,
                                   generator *g) {
     bool failed = false;
-    g->prompt = g->count = (int)prompt->count;
-    const int all = g->count + o->tokens;
-    g->batch.sequences = 1;
-    g->batch.positions = all < m->positions ? all : m->positions;
-    g->workspace =
-        (float *)ranks_room(ctx, nn_workspace_floats(&m->model, &g->batch, false), sizeof(float), &failed);
-    g->logits =
-        (float *)ranks_room(ctx, (int64_t)g->batch.positions * m->config.vocab, sizeof(float), &failed);
+    g->count = (int)prompt->count;
+    const int all = g->count + o->tokens, room = all < m->positions ? all : m->positions;
+    const int most = g->count > room / 2 ? g->count : room / 2 + 1;
+    XD_TRY(reader_create(ctx, m, room, most < room ? most : room, &g->reader));
     g->choices = (generate_choice *)ranks_room(ctx, m->config.vocab, sizeof *g->choices, &failed);
     g->ids = (int32_t *)ranks_room(ctx, all, sizeof *g->ids, &failed);
     XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %d tokens", all);
@@ -131,25 +128,33 @@ static xd_result generator_create(xd_ctx *ctx, const generate_options *o, const 
 }
 
 static void generator_free(xd_ctx *ctx, generator *g) {
-    xd_release(ctx, g->workspace);
-    xd_release(ctx, g->logits);
+    reader_free(ctx, &g->reader);
     xd_release(ctx, g->choices);
     xd_release(ctx, g->ids);
 }
 
-static xd_result generator_run(const generate_options *o, const lm *m, generator *g) {
+/* What follows all ids. */
+static const float *generator_read(generator *g) {
+    reader *r = &g->reader;
+    const int room = r->cache.room;
+    if (g->count - g->seen > room - r->cache.past) {
+        const int kept = g->seen == 0 ? room : (room + 1) / 2; /* a prompt may be longer than a context */
+        reader_restart(r);
+        g->seen = g->count - kept;
+    }
+    const float *logits = reader_read(r, g->ids + g->seen, g->count - g->seen);
+    g->seen = g->count;
+    return logits;
+}
+
+static void generator_run(const generate_options *o, const lm *m, generator *g) {
+    const int size = xd_tokenizer_describe(m->tokenizer).size; /* of the columns, some may be padding */
     for (int i = 0; i < o->tokens; i++) {
-        const int read = g->count < m->positions ? g->count : m->positions;
-        g->batch.positions = read;
-        g->batch.ids = g->ids + g->count - read;
-        XD_TRY((xd_result)nn_forward(&m->model, m->weights, &g->batch, false, g->workspace, g->logits));
-        const float *logits = g->logits + (int64_t)(read - 1) * m->config.vocab;
-        const int size = xd_tokenizer_describe(m->tokenizer).size; /* of the columns, some may be padding */
+        const float *logits = generator_read(g);
         const int32_t id = generate_draw(o, logits, size, g->choices, sample_random(o->seed, 3, (uint64_t)i));
         if (id == m->end_of_text) break;
         g->ids[g->count++] = id;
     }
-    return XD_OK;
 }
 
 static xd_result generate_print(xd_ctx *ctx, const lm *m, const generator *g) {
@@ -173,8 +178,10 @@ static xd_result generate_from(xd_ctx *ctx, const generate_options *o, lm *m, co
     XD_REQUIRE(ctx, prompt->count > 0, XD_ERROR_ARGUMENT, "the prompt has no token");
     XD_TRY(lm_load_weights(ctx, m));
     xd_result result = generator_create(ctx, o, m, prompt, &g);
-    if (result == XD_OK) result = generator_run(o, m, &g);
-    if (result == XD_OK) result = generate_print(ctx, m, &g);
+    if (result == XD_OK) {
+        generator_run(o, m, &g);
+        result = generate_print(ctx, m, &g);
+    }
     generator_free(ctx, &g);
     return result;
 }

@@ -28,4 +28,8 @@ int64_t judge_bytes(const nn_config *config, int row);
 /* Every token of the text but the first, from what stands before it in its row. Collective; the same on all ranks. */
 xd_result judge_bits(judge *j, const float *weights, const tokens *text, double *bits_per_byte);
 
+/* The same of a text that is one context of more tokens than there are ranks, each of which has a part of its positions. */
+xd_result judge_context(xd_comm *world, const nn_config *config, const float *weights, const tokens *text,
+                        double *bits_per_byte);
+
 #endif /* JUDGE_H */

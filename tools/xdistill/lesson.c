@@ -102,7 +102,8 @@ static xd_result lesson_rooms(lesson_rank *r) {
                d->row);
     r->batch.ids = r->ids;
     XD_TRY(lesson_live_create(r));
-    return d->pair ? pairing_row_create(r->ctx, d->row, &r->pair_row) : XD_OK;
+    const int most = d->live ? d->live->positions : 0;
+    return d->pair ? pairing_row_create(r->ctx, d->row, most, &r->pair_row) : XD_OK;
 }
 
 static xd_result lesson_create_optimizer(lesson_rank *r) {
@@ -130,9 +131,8 @@ static xd_result lesson_rank_create(lesson_rank *r) {
 }
 
 static void lesson_rank_free(lesson_rank *r) {
-    void *rooms[] = { r->gradient, r->params,        r->workspace,      r->logits,
-                      r->ids,      r->labels,        r->cached_ids,     r->values,
-                      r->beside,   r->probabilities, r->loss_workspace, r->starts };
+    void *rooms[] = { r->gradient,   r->params, r->workspace, r->logits,        r->ids,           r->labels,
+                      r->cached_ids, r->values, r->beside,    r->probabilities, r->losses.memory, r->starts };
     xd_optimizer_destroy(r->optimizer);
     xd_vocab_destroy(r->columns);
     if (r->judge.ctx) judge_free(&r->judge);

@@ -42,6 +42,9 @@ typedef struct lesson {
 xd_result lesson_run(xd_ctx *ctx, const lesson_desc *desc, lesson *out);
 void lesson_free(xd_ctx *ctx, lesson *l);
 
+/* Steps that an interrupted run with these settings has done; 0 -> there is none. */
+int lesson_done(xd_ctx *ctx, const char *state, const char *facts);
+
 /* Memory of a run, in bytes. */
 int64_t lesson_bytes(const lesson_desc *desc);
 

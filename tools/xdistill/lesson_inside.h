@@ -4,6 +4,7 @@
 
 #include "judge.h"
 #include "lesson.h"
+#include "losses.h"
 #include "pairing.h"
 
 /* What all ranks see. They share the weights: each steps some of the parameters, all read them after a barrier. */
@@ -39,12 +40,8 @@ typedef struct lesson_rank {
     int64_t *starts; /* [rows] of this step's rows */
     pairing_row pair_row;
     float *teacher_workspace, *teacher_logits; /* of a teacher that runs */
-    void *loss_workspace;
-    size_t loss_bytes;
+    loss_room losses;
 } lesson_rank;
-
-/* lesson_step.c: ends the plan of one loss, and makes its workspace when it is first needed. */
-xd_result lesson_loss_room(lesson_rank *r);
 
 /* lesson_pair.c: logits -> their gradient, and the loss of all ranks. Collective. */
 xd_result lesson_pair_loss(lesson_rank *r, double *loss);

@@ -4,26 +4,34 @@
 
 #include <string.h>
 
-int64_t lesson_live_bytes(const lesson_desc *d) {
+/* What the teacher reads at once: all rows of a rank, or its part of one where it has another tokenizer. */
+static nn_batch live_batch(const lesson_desc *d) {
+    const int places = PAIRING_PLACES * d->row;
     nn_batch batch;
     memset(&batch, 0, sizeof batch);
+    batch.sequences = d->pair ? 1 : (d->rows + d->ranks - 1) / d->ranks;
+    batch.positions = d->pair ? (places < d->live->positions ? places : d->live->positions) : d->row;
+    return batch;
+}
+
+int64_t lesson_live_bytes(const lesson_desc *d) {
     if (!d->live) return 0;
-    batch.sequences = (d->rows + d->ranks - 1) / d->ranks;
-    batch.positions = d->row;
+    const nn_batch batch = live_batch(d);
     return 4 * (nn_workspace_floats(&d->live->model, &batch, false) +
-                (int64_t)batch.sequences * d->row * d->live->config.vocab);
+                (int64_t)batch.sequences * batch.positions * d->live->config.vocab);
 }
 
 xd_result lesson_live_create(lesson_rank *r) {
     const lesson_desc *d = r->job->desc;
     bool failed = false;
     if (!d->live) return XD_OK;
-    const int64_t floats = nn_workspace_floats(&d->live->model, &r->batch, false);
-    const int64_t logits = (int64_t)r->batch.sequences * d->row * d->live->config.vocab;
+    const nn_batch batch = live_batch(d);
+    const int64_t floats = nn_workspace_floats(&d->live->model, &batch, false);
+    const int64_t logits = (int64_t)batch.sequences * batch.positions * d->live->config.vocab;
     r->teacher_workspace = (float *)ranks_room(r->ctx, floats, sizeof(float), &failed);
     r->teacher_logits = (float *)ranks_room(r->ctx, logits, sizeof(float), &failed);
     return failed ? XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the teacher over %d rows of %d tokens",
-                            r->batch.sequences, d->row)
+                            batch.sequences, batch.positions)
                   : XD_OK;
 }
 
@@ -52,12 +60,7 @@ xd_result lesson_live_loss(lesson_rank *r, double *loss) {
     desc.common.comm = r->world;
     desc.common.denominator_value = (double)d->rows * d->row;
     desc.common.gradient = desc.student;
-    XD_TRY(xd_plan_begin(r->ctx, NULL));
-    XD_TRY(xd_loss(r->ctx, &desc, &values));
-    XD_TRY(lesson_loss_room(r));
-    desc.common.workspace = r->loss_workspace;
-    desc.common.workspace_bytes = r->loss_bytes;
-    XD_TRY(xd_loss(r->ctx, &desc, &values));
+    XD_TRY(loss_of_logits(r->ctx, &r->losses, &desc, &values));
     *loss = values.loss;
     return XD_OK;
 }

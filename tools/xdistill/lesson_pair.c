@@ -1,4 +1,5 @@
-/* lesson_pair.c - the loss of a student whose teacher has another tokenizer: a row at a time, each from its part of the cache. */
+/* lesson_pair.c - the loss of a student whose teacher has another tokenizer: a row at a time, each from its part of the cache or from
+ * the teacher that runs. */
 #include "lesson_inside.h"
 
 #include <string.h>
@@ -8,18 +9,34 @@ static xd_rows pair_row_logits(const lesson_rank *r, int row) {
     return xd_rows_of(r->logits + (int64_t)row * length * columns, XD_DTYPE_F32, length, columns);
 }
 
+/* The teacher reads its part of the row alone; a cache has read what stands before, too. */
+static xd_result pair_run_teacher(lesson_rank *r) {
+    const lm *teacher = r->job->desc->live;
+    nn_batch batch;
+    memset(&batch, 0, sizeof batch);
+    if (!teacher || r->pair_row.held == 0) return XD_OK;
+    batch.sequences = 1;
+    batch.positions = r->pair_row.held;
+    batch.ids = r->job->desc->pair->teacher->ids + r->pair_row.from;
+    return (xd_result)nn_forward(&teacher->model, teacher->weights, &batch, false, r->teacher_workspace,
+                                 r->teacher_logits);
+}
+
 static xd_xtoken_teacher pair_teacher(const lesson_rank *r) {
     const lesson_desc *d = r->job->desc;
     const pairing_row *row = &r->pair_row;
-    xd_xtoken_teacher teacher = xd_xtoken_teacher_defaults(XD_XTOKEN_CACHED);
+    xd_xtoken_teacher teacher = xd_xtoken_teacher_defaults(d->live ? XD_XTOKEN_PROJECTED : XD_XTOKEN_CACHED);
     teacher.logits.rows = row->places;
     teacher.student_chunks = row->student_chunks;
     teacher.teacher_chunks = row->teacher_chunks;
     teacher.chunks = row->length;
     teacher.chunk_mask = row->mask;
-    teacher.cached.projection = &d->pair->projection;
-    teacher.cached.cache = d->teacher->parts[row->part];
+    teacher.projected.projection = teacher.cached.projection = &d->pair->projection;
     teacher.cached.positions = row->cache_positions;
+    if (d->live)
+        teacher.logits = xd_rows_of(r->teacher_logits, XD_DTYPE_F32, row->places, d->live->config.vocab);
+    else
+        teacher.cached.cache = d->teacher->parts[row->part];
     return teacher;
 }
 
@@ -41,12 +58,7 @@ static xd_result pair_row_loss(lesson_rank *r, int row, double kd, double *loss)
     desc.temperature = d->temperature;
     desc.kd_weight = kd;
     desc.ce_weight = d->ce_weight;
-    XD_TRY(xd_plan_begin(r->ctx, NULL));
-    XD_TRY(xd_xtoken_loss(r->ctx, &desc, &values));
-    XD_TRY(lesson_loss_room(r));
-    desc.common.workspace = r->loss_workspace;
-    desc.common.workspace_bytes = r->loss_bytes;
-    XD_TRY(xd_xtoken_loss(r->ctx, &desc, &values));
+    XD_TRY(loss_of_xtoken(r->ctx, &r->losses, &desc, &values));
     *loss += values.loss;
     return XD_OK;
 }
@@ -58,11 +70,11 @@ xd_result lesson_pair_loss(lesson_rank *r, double *loss) {
     xd_result result = XD_OK;
     for (int row = 0; row < r->batch.sequences && result == XD_OK; row++) {
         const xd_rows logits = pair_row_logits(r, row);
-        pairing_read_row(d->pair, d->teacher, r->starts[row], &r->pair_row);
+        pairing_read_row(d->pair, d->live ? 0 : d->teacher->part_tokens, r->starts[row], &r->pair_row);
         const double kd = r->pair_row.held > 0 ? d->kd_weight : 0.0;
         if (kd == 0.0 && d->ce_weight == 0.0)
             memset(logits.data, 0, (size_t)(logits.rows * logits.cols) * sizeof(float));
-        else
+        else if ((result = pair_run_teacher(r)) == XD_OK)
             result = pair_row_loss(r, row, kd, &sum);
     }
     XD_TRY(xd_agree(r->world, result));

@@ -92,9 +92,14 @@ static int state_number(const xd_weights *file, int key, int most) {
     return value && end != value && !*end && number >= 0 && number <= most ? (int)number : -1;
 }
 
+static bool state_has_facts(const xd_weights *file, const char *facts) {
+    const char *there = xd_weights_metadata(file, state_keys[STATE_FACTS]);
+    return there && strcmp(there, facts) == 0;
+}
+
 static xd_result state_check_facts(xd_ctx *ctx, const lesson_job *job, const xd_weights *file) {
     const char *facts = xd_weights_metadata(file, state_keys[STATE_FACTS]);
-    XD_REQUIRE(ctx, facts && strcmp(facts, job->desc->facts) == 0, XD_ERROR_DATA,
+    XD_REQUIRE(ctx, state_has_facts(file, job->desc->facts), XD_ERROR_DATA,
                "%s is of a run with other settings: %.300s; here %.300s", job->desc->state,
                facts ? facts : "none", job->desc->facts);
     return XD_OK;
@@ -143,13 +148,28 @@ static xd_result state_read(xd_ctx *ctx, lesson_job *job, const xd_weights *file
     return XD_OK;
 }
 
-xd_result lesson_state_load(xd_ctx *ctx, lesson_job *job, xd_weights **file) {
-    const xd_weights_desc desc = { .file = job->desc->state };
-    FILE *there = fopen(job->desc->state, "rb");
+/* *file NULL -> there is none. */
+static xd_result state_open(xd_ctx *ctx, const char *path, xd_weights **file) {
+    const xd_weights_desc desc = { .file = path };
+    FILE *there = fopen(path, "rb");
+    *file = NULL;
     if (!there) return XD_OK;
     fclose(there);
-    XD_TRY(xd_weights_open(ctx, &desc, file));
-    return state_read(ctx, job, *file);
+    return xd_weights_open(ctx, &desc, file);
+}
+
+xd_result lesson_state_load(xd_ctx *ctx, lesson_job *job, xd_weights **file) {
+    XD_TRY(state_open(ctx, job->desc->state, file));
+    return *file ? state_read(ctx, job, *file) : XD_OK;
+}
+
+/* A damaged file is an error later, when it is read. */
+int lesson_done(xd_ctx *ctx, const char *state, const char *facts) {
+    xd_weights *file = NULL;
+    if (state_open(ctx, state, &file) != XD_OK || !file) return 0;
+    const int done = state_has_facts(file, facts) ? state_number(file, STATE_DONE, 1000000) : 0;
+    xd_weights_close(file);
+    return done > 0 ? done : 0;
 }
 
 xd_result lesson_state_moments(lesson_rank *r, const xd_weights *file) {

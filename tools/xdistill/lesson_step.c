@@ -35,18 +35,6 @@ static xd_result lesson_read(lesson_rank *r, int step) {
 
 /* ---- losses ---- */
 
-xd_result lesson_loss_room(lesson_rank *r) {
-    xd_planned planned;
-    XD_TRY(xd_plan_end(r->ctx, &planned));
-    if (planned.workspace <= r->loss_bytes) return XD_OK;
-    xd_release(r->ctx, r->loss_workspace);
-    r->loss_workspace = xd_allocate(r->ctx, planned.workspace);
-    r->loss_bytes = r->loss_workspace ? planned.workspace : 0;
-    XD_REQUIRE(r->ctx, r->loss_workspace, XD_ERROR_MEMORY, "no room for a loss's %zu bytes",
-               planned.workspace);
-    return XD_OK;
-}
-
 static xd_rows lesson_rows(const lesson_rank *r, float *data) {
     return xd_rows_of(data, XD_DTYPE_F32, (int64_t)r->batch.sequences * r->job->desc->row,
                       r->job->model.config.vocab);
@@ -66,12 +54,7 @@ static xd_result lesson_hard(lesson_rank *r, double weight, double *loss) {
     desc.common.denominator_value = (double)d->rows * d->row;
     desc.common.scale = &weight;
     if (weight != 0.0) desc.common.gradient = desc.student;
-    XD_TRY(xd_plan_begin(r->ctx, NULL));
-    XD_TRY(xd_loss(r->ctx, &desc, &values));
-    XD_TRY(lesson_loss_room(r));
-    desc.common.workspace = r->loss_workspace;
-    desc.common.workspace_bytes = r->loss_bytes;
-    XD_TRY(xd_loss(r->ctx, &desc, &values));
+    XD_TRY(loss_of_logits(r->ctx, &r->losses, &desc, &values));
     *loss = values.hard;
     return XD_OK;
 }
@@ -101,12 +84,7 @@ static xd_result lesson_soft(lesson_rank *r, double weight, float *out, double *
     desc.common.comm = r->world;
     desc.common.denominator_value = (double)d->rows * d->row;
     desc.common.gradient = lesson_rows(r, out);
-    XD_TRY(xd_plan_begin(r->ctx, NULL));
-    XD_TRY(xd_topk_kl_loss(r->ctx, &desc, &values));
-    XD_TRY(lesson_loss_room(r));
-    desc.common.workspace = r->loss_workspace;
-    desc.common.workspace_bytes = r->loss_bytes;
-    XD_TRY(xd_topk_kl_loss(r->ctx, &desc, &values));
+    XD_TRY(loss_of_topk(r->ctx, &r->losses, &desc, &values));
     *loss = values.soft;
     return XD_OK;
 }
@@ -114,10 +92,10 @@ static xd_result lesson_soft(lesson_rank *r, double weight, float *out, double *
 /* Logits -> their gradient, and the loss. */
 static xd_result lesson_loss(lesson_rank *r, double *loss) {
     const lesson_desc *d = r->job->desc;
+    if (d->pair) return lesson_pair_loss(r, loss);
+    if (d->live) return lesson_live_loss(r, loss);
     const double kd = d->teacher ? d->kd_weight : 0.0, ce = d->teacher ? d->ce_weight : 1.0;
     const int64_t count = (int64_t)r->batch.sequences * d->row * r->job->model.config.vocab;
-    if (d->live) return lesson_live_loss(r, loss);
-    if (d->teacher && d->pair) return lesson_pair_loss(r, loss);
     double hard = 0.0, soft = 0.0;
     float *beside = r->beside ? r->beside : r->logits;
     if (kd != 0.0) XD_TRY(lesson_soft(r, kd, beside, &soft));

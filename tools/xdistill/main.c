@@ -4,6 +4,7 @@
  *   cc -std=c99 -O2 -I. tools/xdistill/[a-z]*.c examples/common/[a-z]*.c examples/nn/[a-z]*.c -o xdistill -lm -lpthread
  *
  *   distil                       trains a student from a teacher on a text
+ *   compare PICTURE.svg RUN...   a table, a picture and samples of what distil left
  *   eval                         bits per byte of a model on a text
  *   generate                     what a model writes behind a prompt
  *   tokenize train|encode        trains a tokenizer on a text; the ids of a text
@@ -45,6 +46,11 @@ static const command commands[] = {
       "--teacher PATH --text FILE --out DIR [options]",
       { "trains a small student from a teacher on your text; the teacher is a",
         "GGUF file or a Hugging Face directory" } },
+    { "compare",
+      command_compare,
+      "PICTURE.svg RUN...",
+      { "a table and a picture of folders that distil left, and what the",
+        "students write; RUN-1 and RUN-2, with seeds 1 and 2, are one student" } },
     { "eval", command_eval, "--model PATH --text FILE [options]", { "bits per byte of a model on a text" } },
     { "generate",
       command_generate,
@@ -121,10 +127,10 @@ static int help_of(const command *c) {
     return COMMAND_OK;
 }
 
-/* The commands of checkpoints take none; the others print them by themselves. */
+/* Those of checkpoints and compare take none; the others print them by themselves. */
 static bool has_options(const command *c) {
-    return c->run != command_inspect && c->run != command_verify && c->run != command_diff &&
-           c->run != command_convert;
+    return c->run != command_compare && c->run != command_inspect && c->run != command_verify &&
+           c->run != command_diff && c->run != command_convert;
 }
 
 static int run(xd_ctx *ctx, int count, char **words) {

@@ -1,7 +1,8 @@
 /* pair.c - `xdistill pair`: what two tokenizers share, how their tokens of a text line up, and the projection between them. */
 #define _POSIX_C_SOURCE 200809L /* stat */
 #include "command.h"
-#include "text.h"
+#include "pair_steps.h"
+#include "ranks.h"
 #include "vocabulary.h"
 
 #include <stdio.h>
@@ -11,7 +12,8 @@
 typedef struct pair_options {
     const char *student, *teacher, *text, *out, *show;
     xd_tokenizer_preset student_preset, teacher_preset;
-    int pieces, keep;
+    int pieces, keep, steps, ranks;
+    uint64_t seed;
     bool reverse, special, no_exact;
 } pair_options;
 
@@ -51,6 +53,27 @@ static const option pair_table[] = {
       .kind = OPTION_PATH,
       .field = PAIR_FIELD(show),
       .help = "instead of all this: what a projection file holds, and whether it is whole" },
+    { .name = "--steps",
+      .value = "N",
+      .kind = OPTION_INT,
+      .field = PAIR_FIELD(steps),
+      .least = 0,
+      .most = 100000,
+      .help = "with --text: of training between small random models with these vocabularies (0)" },
+    { .name = "--ranks",
+      .value = "N",
+      .kind = OPTION_INT,
+      .field = PAIR_FIELD(ranks),
+      .least = 1,
+      .most = 64,
+      .help = "threads that share the student's vocabulary there (2)" },
+    { .name = "--seed",
+      .value = "N",
+      .kind = OPTION_UINT64,
+      .field = PAIR_FIELD(seed),
+      .least = 1,
+      .most = 1000000000,
+      .help = "of its rows and weights (1)" },
     { .name = "--pieces",
       .value = "N",
       .kind = OPTION_INT,
@@ -98,7 +121,8 @@ static const command_line pair_command = {
     "pair",
     "--student PATH --teacher PATH [options]",
     "Builds the projection from a student's vocabulary to a teacher's, and prints\n"
-    "what it covers and what both share. With a text it prints how tokens line up.",
+    "what it covers and what both share. With a text it prints how tokens line up,\n"
+    "and what training between these vocabularies takes.",
     "xdistill pair --student run/student --teacher smollm2.gguf --out s.xdproj",
     pair_table,
     (int)(sizeof pair_table / sizeof pair_table[0])
@@ -170,42 +194,58 @@ static xd_result pair_build(xd_ctx *ctx, const pair_options *o, pair_sides *s) {
     options.special_pairs = o->special;
     options.disable_exact = o->no_exact;
     const xd_projection_desc desc = { s->student, s->teacher, &options, NULL };
+    const double start = xd_now(ctx);
     XD_TRY(xd_projection_build(ctx, &desc, &s->projection, &report));
+    const double seconds = xd_now(ctx) - start;
     pair_print(s, &report);
+    printf("built in            %.1f s, %.0f MiB at most so far\n", seconds, ranks_peak_mib());
     return o->out ? pair_save(ctx, o->out, &s->projection) : XD_OK;
 }
 
 /* ---- a text ---- */
 
-static xd_result pair_align(xd_ctx *ctx, const tokens *student, const tokens *teacher) {
-    const xd_align_side sides[2] = { { .spans = student->spans, .count = student->count },
-                                     { .spans = teacher->spans, .count = teacher->count } };
-    xd_alignment chunks;
-    xd_align_report r;
-    memset(&chunks, 0, sizeof chunks);
-    XD_TRY(xd_align_bytes(ctx, &sides[0], &sides[1], &chunks, &r));
+static void pair_print_text(const tokens *student, const tokens *teacher, const xd_align_report *r) {
     printf("text                %zu bytes, %lld and %lld tokens\n", student->bytes, (long long)student->count,
            (long long)teacher->count);
-    printf("chunks              %lld, %.4f a student token\n", (long long)r.chunks,
-           student->count ? (double)r.chunks / (double)student->count : 0.0);
-    printf("  exact             %lld (%.2f%%)\n", (long long)r.exact, pair_percent(r.exact, r.chunks));
-    printf("  of one side       %lld\n", (long long)r.one_sided);
-    printf("  bytes lost        %lld\n", (long long)r.lost_bytes);
-    xd_alignment_destroy(ctx, &chunks);
+    printf("chunks              %lld, %.4f a student token\n", (long long)r->chunks,
+           student->count ? (double)r->chunks / (double)student->count : 0.0);
+    printf("  exact             %lld (%.2f%%)\n", (long long)r->exact, pair_percent(r->exact, r->chunks));
+    printf("  of one side       %lld\n", (long long)r->one_sided);
+    printf("  bytes lost        %lld\n", (long long)r->lost_bytes);
+}
+
+static xd_result pair_train(xd_ctx *ctx, const pair_options *o, const pair_sides *s, const pairing *text) {
+    const pair_steps_desc desc = { text, &s->projection, o->steps, o->ranks, o->seed };
+    pair_steps done;
+    XD_TRY(pair_steps_run(ctx, &desc, &done));
+    printf("steps               %d of %d rows of %d tokens on %d ranks\n", o->steps, (int)PAIR_STEPS_ROWS,
+           (int)PAIR_STEPS_ROW, o->ranks);
+    printf("  loss              %.4f -> %.4f\n", done.first_loss, done.last_loss);
+    printf("  a step            %.2f s, %.0f MiB at most\n", done.seconds / o->steps, ranks_peak_mib());
     return XD_OK;
 }
 
-static xd_result pair_text(xd_ctx *ctx, const pair_sides *s, const char *path) {
+static xd_result pair_align(xd_ctx *ctx, const pair_options *o, const pair_sides *s, const tokens both[2]) {
+    pairing text;
+    xd_align_report report;
+    XD_TRY(pairing_align(ctx, &both[0], &both[1], &text, &report));
+    pair_print_text(&both[0], &both[1], &report);
+    const xd_result result = o->steps ? pair_train(ctx, o, s, &text) : XD_OK;
+    pairing_free(ctx, &text);
+    return result;
+}
+
+static xd_result pair_text(xd_ctx *ctx, const pair_options *o, const pair_sides *s) {
     char *text = NULL;
     size_t bytes = 0;
-    tokens student, teacher;
-    memset(&teacher, 0, sizeof teacher);
-    XD_TRY(text_load(ctx, path, &text, &bytes));
-    xd_result result = tokens_encode(ctx, s->student, text, bytes, &student);
-    if (result == XD_OK) result = tokens_encode(ctx, s->teacher, text, bytes, &teacher);
-    if (result == XD_OK) result = pair_align(ctx, &student, &teacher);
-    tokens_free(ctx, &student);
-    tokens_free(ctx, &teacher);
+    tokens both[2];
+    memset(both, 0, sizeof both);
+    XD_TRY(text_load(ctx, o->text, &text, &bytes));
+    xd_result result = tokens_encode(ctx, s->student, text, bytes, &both[0]);
+    if (result == XD_OK) result = tokens_encode(ctx, s->teacher, text, bytes, &both[1]);
+    if (result == XD_OK) result = pair_align(ctx, o, s, both);
+    tokens_free(ctx, &both[0]);
+    tokens_free(ctx, &both[1]);
     xd_release(ctx, text);
     return result;
 }
@@ -226,7 +266,7 @@ static xd_result pair_run(xd_ctx *ctx, const pair_options *o, pair_sides *s) {
     XD_TRY(vocabulary_open(ctx, o->student, o->student_preset, &s->student));
     XD_TRY(vocabulary_open(ctx, o->teacher, o->teacher_preset, &s->teacher));
     XD_TRY(pair_build(ctx, o, s));
-    return o->text ? pair_text(ctx, s, o->text) : XD_OK;
+    return o->text ? pair_text(ctx, o, s) : XD_OK;
 }
 
 int command_pair(xd_ctx *ctx, int count, char **words) {
@@ -235,9 +275,12 @@ int command_pair(xd_ctx *ctx, int count, char **words) {
     int status;
     memset(&o, 0, sizeof o);
     memset(&s, 0, sizeof s);
+    o.ranks = 2;
+    o.seed = 1;
     if (!command_parse(&pair_command, count, words, &o, &status)) return status;
     if (!o.show && (!o.student || !o.teacher))
         return command_lacks(&pair_command, !o.student ? "--student" : "--teacher");
+    if (o.steps && !o.text) return command_lacks(&pair_command, "--text");
     const xd_result result = pair_run(ctx, &o, &s);
     xd_projection_destroy(ctx, &s.projection);
     xd_tokenizer_destroy(s.student);

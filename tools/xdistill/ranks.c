@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 
 void *ranks_room(xd_ctx *ctx, int64_t count, size_t size, bool *failed) {
@@ -20,6 +21,32 @@ xd_result ranks_run(xd_ctx *ctx, int ranks, xd_rank_function function, void *arg
     desc.timeout_seconds = 600.0; /* a rank waits for another's context, on a slow machine too */
     const xd_result result = xd_run_threads(ranks, &desc, function, argument, &error);
     return result == XD_OK ? XD_OK : XD_FAIL(ctx, result, "rank %d: %s", error.rank, error.message);
+}
+
+static int ranks_sum(void *user, float *x, int64_t count) {
+    return (int)xd_all_reduce((xd_comm *)user, x, x, count, XD_DTYPE_F32, XD_SUM);
+}
+
+static int ranks_gather(void *user, const float *send, float *received, const int64_t *counts) {
+    return (int)xd_all_gather((xd_comm *)user, send, received, counts, XD_DTYPE_F32);
+}
+
+nn_group ranks_group(xd_comm *comm) {
+    nn_group group;
+    memset(&group, 0, sizeof group);
+    group.size = xd_comm_size(comm);
+    group.rank = xd_comm_rank(comm);
+    group.user = comm;
+    group.all_reduce_sum = ranks_sum;
+    group.all_gather_v = ranks_gather;
+    return group;
+}
+
+double ranks_peak_mib(void) {
+    struct rusage usage;
+    memset(&usage, 0, sizeof usage);
+    (void)getrusage(RUSAGE_SELF, &usage);
+    return (double)usage.ru_maxrss / 1024.0;
 }
 
 int64_t ranks_memory_left(void) {

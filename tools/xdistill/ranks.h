@@ -3,6 +3,7 @@
 #define RANKS_H
 
 #include "../../examples/common/progress.h"
+#include "../../examples/nn/nn_model.h"
 #include "xdistill.h"
 
 /* Zeroed memory for `count` things of `size` bytes; *failed remembers that some could not be had. */
@@ -10,6 +11,12 @@ void *ranks_room(xd_ctx *ctx, int64_t count, size_t size, bool *failed);
 
 /* Runs `function` on that many threads; the error of the rank that failed first is the context's. */
 xd_result ranks_run(xd_ctx *ctx, int ranks, xd_rank_function function, void *argument);
+
+/* A communicator as the group of a model. */
+nn_group ranks_group(xd_comm *comm);
+
+/* The most memory this process has had, in MiB. */
+double ranks_peak_mib(void);
 
 /* Memory that the system has left, in bytes; 0 -> it does not say. */
 int64_t ranks_memory_left(void);

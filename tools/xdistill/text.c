@@ -47,31 +47,38 @@ static text_part text_part_of(int piece, int held) {
     return before % 2 ? TEXT_REPORT : TEXT_CHOOSE;
 }
 
-static xd_result text_cut(xd_ctx *ctx, const char *data, size_t bytes, int held, text_split *out) {
+static xd_result text_cut(xd_ctx *ctx, const char *data, size_t bytes, const text_split_desc *desc,
+                          text_split *out) {
+    const int pieces = 2 * (int)(desc->held_out * TEXT_PIECES / 2.0 + 0.5), held = pieces < 2 ? 2 : pieces;
     bool failed = false;
     for (int p = 0; p < TEXT_PARTS; p++) out->data[p] = (char *)ranks_room(ctx, (int64_t)bytes, 1, &failed);
     XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for a text of %zu bytes", bytes);
     for (int i = 0; i < TEXT_PIECES; i++) {
         const size_t begin = text_piece(data, bytes, i), end = text_piece(data, bytes, i + 1);
-        const text_part part = text_part_of(i, held);
+        const text_part given = text_part_of(i, held);
+        const text_part part = given == TEXT_REPORT && desc->report ? TEXT_TRAIN : given;
         memcpy(out->data[part] + out->bytes[part], data + begin, end - begin);
         out->bytes[part] += end - begin;
     }
     return XD_OK;
 }
 
-xd_result text_split_load(xd_ctx *ctx, const char *path, double held_out, text_split *out) {
+xd_result text_split_load(xd_ctx *ctx, const text_split_desc *desc, text_split *out) {
     char *data = NULL;
     size_t bytes = 0;
-    const int pieces = 2 * (int)(held_out * TEXT_PIECES / 2.0 + 0.5), held = pieces < 2 ? 2 : pieces;
     memset(out, 0, sizeof *out);
-    XD_TRY(text_load(ctx, path, &data, &bytes));
+    XD_TRY(text_load(ctx, desc->path, &data, &bytes));
     xd_result result = XD_OK;
     if (bytes < TEXT_LEAST)
-        result = XD_FAIL(ctx, XD_ERROR_DATA, "%s has %zu bytes, at least %d are needed to learn from", path,
-                         bytes, (int)TEXT_LEAST);
-    if (result == XD_OK) result = text_cut(ctx, data, bytes, held, out);
+        result = XD_FAIL(ctx, XD_ERROR_DATA, "%s has %zu bytes, at least %d are needed to learn from",
+                         desc->path, bytes, (int)TEXT_LEAST);
+    if (result == XD_OK) result = text_cut(ctx, data, bytes, desc, out);
     xd_release(ctx, data);
+    if (result == XD_OK && desc->report) {
+        xd_release(ctx, out->data[TEXT_REPORT]);
+        out->data[TEXT_REPORT] = NULL;
+        result = text_load(ctx, desc->report, &out->data[TEXT_REPORT], &out->bytes[TEXT_REPORT]);
+    }
     if (result != XD_OK) text_split_free(ctx, out);
     return result;
 }

@@ -17,9 +17,16 @@ typedef struct text_split {
 /* Reads a file that must be UTF-8 text. Free with xd_release. Errors: IO; DATA (empty, a zero byte, not UTF-8: with the byte). */
 xd_result text_load(xd_ctx *ctx, const char *path, char **data, size_t *bytes);
 
-/* Reads and cuts a text. `held_out` is the share of both held-out parts together. Free with text_split_free.
- * Errors: those of text_load; DATA (too short for parts). */
-xd_result text_split_load(xd_ctx *ctx, const char *path, double held_out, text_split *out);
+/* What is cut. */
+typedef struct text_split_desc {
+    const char *path;
+    double held_out; /* the share of both held-out parts together */
+    const char
+        *report; /* a text for the report; its pieces of the other are learned from then; NULL -> none */
+} text_split_desc;
+
+/* Reads and cuts a text. Free with text_split_free. Errors: those of text_load; DATA (too short for parts). */
+xd_result text_split_load(xd_ctx *ctx, const text_split_desc *desc, text_split *out);
 void text_split_free(xd_ctx *ctx, text_split *split);
 
 /* A text in a tokenizer's tokens; the text itself stays the caller's. */

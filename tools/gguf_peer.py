@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The same model in PyTorch: bits per byte and tokens per second over the ids of `real encode`, in f32 on two threads.
+"""The same model in PyTorch: bits per byte and tokens per second over the ids that `xdistill tokenize encode` prints, in f32 on two threads.
 
-    python3 examples/real/peer.py MODEL.gguf IDS BYTES      IDS: one id a line; BYTES of the text they came from
+    python3 tools/gguf_peer.py MODEL.gguf IDS BYTES      IDS: one id a line; BYTES that all but the first come from
 
 Needs torch and numpy. Reads what gguf.c reads: a Llama-type file with tensors in F32, Q4_1 and Q8_0.
 """

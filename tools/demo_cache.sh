@@ -10,16 +10,13 @@ seeds=${SEEDS:-1}
 tool=build/xdistill
 mkdir -p "$out" || exit 1
 
-# arm NAME SEED OPTION...: a run into $out/NAME-SEED; seeds share what the teacher said
+# arm NAME SEED OPTION...: a run into $out/NAME-SEED, with draws of its own
 arm() {
     name=$1 seed=$2
     shift 2
     run=$out/$name-$seed
     [ -s "$run/result.json" ] && return
     echo "$name, seed $seed"
-    if [ "$seed" -gt 1 ] && [ -d "$out/$name-1/cache" ]; then
-        mkdir -p "$run" && rm -rf "$run/cache" && cp -r "$out/$name-1/cache" "$run/" || exit 1
-    fi
     $tool distil --teacher data/teacher --text data/kjv_student.txt --out "$run" --layers 2 --hidden 128 --heads 4 --batch 16 \
         --steps 240 --seed "$seed" --no-alone --whole "$@" || exit 1
 }

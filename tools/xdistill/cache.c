@@ -238,7 +238,7 @@ static xd_result cache_write_part(cache_job *job, cache_rank *r, int64_t part) {
     desc.teacher_hash = xd_tokenizer_describe(plan->teacher->tokenizer).hash;
     desc.k = plan->k;
     desc.draws = plan->draws;
-    desc.seed = plan->draws ? (uint64_t)(part + 1) : 0;
+    desc.seed = plan->draws ? ((plan->seed - 1) << 32) + (uint64_t)part + 1 : 0;
     desc.temperature = plan->temperature;
     desc.context = cache_context(plan) - 1;
     desc.spans = true;

@@ -16,7 +16,8 @@ typedef struct cache_plan {
     int64_t k, draws;   /* likeliest tokens of a position, and draws of the others */
     double temperature; /* of their probabilities */
     int ranks;
-    int contexts; /* of a part; 0 -> CACHE_PART */
+    int contexts;  /* of a part; 0 -> CACHE_PART */
+    uint64_t seed; /* of the draws, at least 1 */
 } cache_plan;
 
 /* Parts of the plan, and how many of them are not there yet. Errors: DATA (a part of another teacher, text or k, by its name). */

@@ -13,6 +13,7 @@
 typedef struct cache_options {
     const char *teacher, *text, *out, *cache;
     int likeliest, draws, ranks, contexts, positions;
+    uint64_t seed;
     double temperature;
 } cache_options;
 
@@ -50,6 +51,13 @@ static const option cache_write_table[] = {
       .least = 0,
       .most = 512,
       .help = "and draws of the others (6); 0 keeps only what they have together" },
+    { .name = "--seed",
+      .value = "N",
+      .kind = OPTION_UINT64,
+      .field = CACHE_FIELD(seed),
+      .least = 1,
+      .most = 1000000000,
+      .help = "of the draws (1)" },
     { .name = "--temperature",
       .value = "X",
       .kind = OPTION_DOUBLE,
@@ -92,7 +100,8 @@ static xd_result cache_write_parts(xd_ctx *ctx, const cache_options *o, lm *teac
                               .draws = o->draws,
                               .temperature = o->temperature,
                               .ranks = o->ranks,
-                              .contexts = o->contexts };
+                              .contexts = o->contexts,
+                              .seed = o->seed };
     XD_REQUIRE(ctx, text->count > 0, XD_ERROR_DATA, "the text %s has no token", o->text);
     XD_REQUIRE(ctx, o->likeliest <= teacher->config.vocab, XD_ERROR_ARGUMENT, "--likeliest %d of %d tokens",
                o->likeliest, teacher->config.vocab);
@@ -136,6 +145,7 @@ static int cache_write_command(xd_ctx *ctx, int count, char **words) {
     o.likeliest = o.draws = 6;
     o.temperature = 1.0;
     o.ranks = 2;
+    o.seed = 1;
     if (!command_parse(&cache_write_line, count, words, &o, &status)) return status;
     if (!o.teacher || !o.text || !o.out)
         return command_lacks(&cache_write_line, !o.teacher ? "--teacher" : !o.text ? "--text" : "--out");

@@ -159,7 +159,7 @@ static const option distil_table[] = {
       .field = DISTIL_FIELD(seed),
       .least = 1,
       .most = 1000000000,
-      .help = "of rows and random weights (1)" },
+      .help = "of rows, draws and random weights (1)" },
     { .name = "--ranks",
       .value = "N",
       .kind = OPTION_INT,
@@ -320,7 +320,8 @@ static xd_result distil_read(distil_run *r) {
                             .k = o->likeliest,
                             .draws = o->draws,
                             .temperature = o->temperature,
-                            .ranks = o->ranks };
+                            .ranks = o->ranks,
+                            .seed = o->seed };
     XD_REQUIRE(r->ctx, o->ranks <= o->batch, XD_ERROR_ARGUMENT,
                "--ranks %d share --batch %d rows: each needs one", o->ranks, o->batch);
     XD_REQUIRE(r->ctx, o->likeliest <= r->teacher.config.vocab, XD_ERROR_ARGUMENT,

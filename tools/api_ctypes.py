@@ -21,9 +21,19 @@ the caller's: keep a reference to it in Python for as long as the library may re
 
 import ctypes
 import enum
-from ctypes import CFUNCTYPE, POINTER, Structure
+from ctypes import CFUNCTYPE, POINTER
 
 VERSION = "{version}"
+
+
+class Structure(ctypes.Structure):
+    """Shown in one line, with its fields; a pointer is None or Ellipsis."""
+
+    def __repr__(self):
+        fields = [(name, getattr(self, name)) for name, *_ in getattr(self, "_fields_", ())]
+        return "%s(%s)" % (type(self).__name__, ", ".join(
+            "%s=%r" % (name, list(x) if isinstance(x, ctypes.Array) else (... if x else None) if isinstance(x, ctypes._Pointer) else x)
+            for name, x in fields))
 '''
 
 LOAD = '''

@@ -18,6 +18,7 @@ LETTERS = {"B": "u1", "b": "i1", "c": "u1", "?": "b1", "h": "i2", "H": "u2", "i"
 TORCH = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64", "int64": "I64", "int32": "I32",
          "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64",
          "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+NOTHING = ctypes.c_double()  # where arrays without elements are
 DLPACK = {0: "i%d", 1: "u%d", 2: "f%d", 6: "b%d"}
 CUDA = hasattr(lib, "xdistill_python_cuda")
 NO_CUDA = "%s is on a GPU, and this build of xdistill computes on CPUs: XDISTILL_CUDA=1 pip install ./python makes one for both"
@@ -26,10 +27,11 @@ NO_CUDA = "%s is on a GPU, and this build of xdistill computes on CPUs: XDISTILL
 class Array:
     """Where the elements of an array are. Strides are in elements; device is the number of a GPU, or None."""
 
-    __slots__ = ("address", "dtype", "shape", "strides", "owner", "device", "stream")
+    __slots__ = ("address", "dtype", "shape", "strides", "owner", "device", "stream", "read_only")
 
-    def __init__(self, address, dtype, shape, strides, owner, device=None, stream=None):
-        self.address, self.shape, self.owner, self.device, self.stream = address, tuple(shape), owner, device, stream
+    def __init__(self, address, dtype, shape, strides, owner, device=None, stream=None, read_only=False):
+        self.shape, self.owner, self.device, self.stream, self.read_only = tuple(shape), owner, device, stream, read_only
+        self.address = address or (ctypes.addressof(NOTHING) if 0 in self.shape else None)  # NULL would be an array that is not given
         self.dtype = getattr(api, "XD_DTYPE_" + dtype)
         self.strides = tuple(strides) if strides is not None else dense(self.shape)
 
@@ -49,7 +51,8 @@ class Array:
         else:
             step, shape, strides = self.size // count, (self.size // count,), None
         size, dtype = lib.xd_dtype_size(self.dtype), api.xd_dtype(self.dtype).name[9:]
-        return [Array(self.address + i * step * size, dtype, shape, strides, self.owner, self.device, self.stream) for i in range(count)]
+        return [Array(self.address + i * step * size, dtype, shape, strides, self.owner, self.device, self.stream, self.read_only)
+                for i in range(count)]
 
 
 def product(sizes):
@@ -67,15 +70,13 @@ def dense(shape):
     return tuple(reversed(strides))
 
 
-def array(x, name="array", gpu=False):
-    """The Array of x; TypeError or ValueError for what has none, or is on a GPU unless `gpu`."""
-    if isinstance(x, Array):
-        return x
-    made = found(x, name)
-    if made.device is not None and not CUDA:
-        raise ValueError(NO_CUDA % name)
-    if made.device is not None and not gpu:
-        raise ValueError("%s is on a GPU: copy it to the CPU first" % name)
+def array(x, name="array", gpu=False, written=False):
+    """The Array of x; TypeError or ValueError for what has none, is on a GPU unless `gpu`, or is read-only but `written`."""
+    made = x if isinstance(x, Array) else found(x, name)
+    if written and made.read_only:
+        raise ValueError("%s is read-only, but would be written" % name)
+    if made is not x and made.device is not None and not (gpu and CUDA):
+        raise ValueError(("%s is on a GPU: copy it to the CPU first" if CUDA else NO_CUDA) % name)
     return made
 
 
@@ -100,7 +101,7 @@ def of_interface(x, name, about, device=None, stream=None):
         if any(stride % size for stride in strides):
             raise ValueError("%s has strides that are no whole elements" % name)
         strides = [stride // size for stride in strides]
-    return Array(about["data"][0], kind, about["shape"], strides, x, device, stream)
+    return Array(about["data"][0], kind, about["shape"], strides, x, device, stream, about["data"][1])
 
 
 def torch_device(x):

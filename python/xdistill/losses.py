@@ -22,6 +22,7 @@ import inspect
 from . import _api as api
 from ._arrays import Array, array, flat, product, rows
 from ._library import context as current, lib
+from .text import Chunks, Projection, TeacherCache, expect
 
 DIVERGENCES = {"kl": api.XD_KL_FORWARD, "reverse_kl": api.XD_KL_REVERSE, "jsd": api.XD_JSD, "soft_ce": api.XD_SOFT_CE,
                "mixed": api.XD_KL_MIXED, "cosine": api.XD_COSINE}
@@ -64,13 +65,15 @@ def field(desc, path):
 class Setting:
     """A number for a field; without a path it is for `settle` of the loss."""
 
-    is_array, late, host, own, hidden, of = False, False, False, False, False, None
+    is_array, late, host, own, hidden, of, like = False, False, False, False, False, None, None
 
     def __init__(self, path, default=NEEDED, schema=None):
         self.path, self.default = path, default
         self.schema = schema or {bool: "bool", int: "SymInt", float: "float", str: "str"}[type(default)]
 
     def put(self, desc, value, name):
+        if name == "temperature" and not value > 0:  # the header takes 0 for 1
+            raise ValueError("temperature is %g, expected more than 0" % value)
         if self.path and value is not None:
             setattr(*field(desc, self.path), value)
 
@@ -93,18 +96,28 @@ class Choice(Setting):
 class Object(Setting):
     """A Numbered of xdistill.text; PyTorch's operations have its number."""
 
-    def __init__(self):
+    def __init__(self, kind):
         super().__init__(None, None, "int")
+        self.kind = kind
+
+    def put(self, desc, value, name):
+        if value is not None:
+            expect(value, self.kind, name)
 
 
 class Rows(Setting):
-    """xd_rows of an array [..., columns]. of: it is written, the gradient by the argument of this name."""
+    """xd_rows of an array [..., columns]. of: it is written, the gradient by the argument of this name. like: it has the leading
+    dimensions of this argument, all but the last `apart`."""
 
-    is_array = True
+    is_array, apart = True, 1
 
-    def __init__(self, path, default=NEEDED, of=None, schema=None):
+    def __init__(self, path, default=NEEDED, of=None, schema=None, like=None, apart=None):
         super().__init__(path, default, schema or ("Tensor" if default is NEEDED else "Tensor?"))
-        self.of, self.own = of, of is not None  # own: functions of PyTorch do not have it
+        self.of, self.own = of, of is not None  # own: it is written, and functions of PyTorch do not have it
+        self.like, self.apart = like or of, self.apart if apart is None else apart
+
+    def leading(self, x):
+        return [size for size in x.shape[:max(len(x.shape) - self.apart, 0)] if size != 1]
 
     def put(self, desc, x, name):
         if x is not None:
@@ -116,6 +129,8 @@ class Rows(Setting):
 
 class Samples(Rows):
     """xd_rows [samples, elements] of an array [samples, ...]."""
+
+    apart = 0
 
     def convert(self, desc, x, name):
         if not x.is_dense or not x.shape:
@@ -207,7 +222,7 @@ class Loss:
 
     def compute(self, given, context=None, threads=None, scale=1.0):
         """The values. `given` has arguments by name, after `expand`."""
-        given = {name: array(given[name], name, gpu=not one.host) if one.is_array and given[name] is not None else given[name]
+        given = {name: array(given[name], name, not one.host, one.own) if one.is_array and given[name] is not None else given[name]
                  for name, one in self.arguments.items() if name in given}
         student, first = next(iter(given.items()))
         context = context or current(threads, first.device)
@@ -215,6 +230,10 @@ class Loss:
         for name, device in {**devices, "the context": context.device}.items():
             if device != first.device:
                 raise ValueError("%s is on %s, but %s on %s" % (name, where(device), student, where(first.device)))
+        for name, x in given.items():
+            one, like = self.arguments[name], given.get(self.arguments[name].like)
+            if isinstance(x, Array) and like and not one.late and one.leading(x) != one.leading(like):
+                raise ValueError("%s is %s, but %s %s: their leading dimensions differ" % (name, list(x.shape), one.like, list(like.shape)))
         if context.gpu:
             lib.xd_ctx_set_stream(context.handle, first.stream)
         if self.common is None and len(first.shape) == 3:
@@ -267,9 +286,9 @@ loss = define("loss", """hard_weight times the cross entropy with labels, plus s
 
     Other arguments: help(xdistill.losses). Of arrays it returns an xd_loss_values: loss, hard, soft, counted.
     """, api.xd_loss_values, lambda given: api.xd_loss_desc(common=COMMON), "student teacher labels", {
-        "student": Rows("student"), "teacher": Rows("teacher", None), "labels": Elements("common.labels", IDS, student_rows),
-        **of_both(), **of_rows("common", student_rows, ("sum", "none")), "vocabulary": Setting(None, None, "SymInt?"),
-        "gradient": Rows("common.gradient", None, of="student")}, settle_loss, in_place=True)
+        "student": Rows("student"), "teacher": Rows("teacher", None, like="student"),
+        "labels": Elements("common.labels", IDS, student_rows), **of_both(), **of_rows("common", student_rows, ("sum", "none")),
+        "vocabulary": Setting(None, None, "SymInt?"), "gradient": Rows("common.gradient", None, of="student")}, settle_loss, in_place=True)
 
 
 def settle_topk(context, desc, given):
@@ -292,8 +311,9 @@ topk_kl_loss = define("topk_kl_loss", """A divergence at k columns of a row: tho
     Other arguments: help(xdistill.losses). Of arrays it returns an xd_loss_values: loss, counted.
     """, api.xd_loss_values, lambda given: api.xd_topk_desc(common=COMMON),
     "student teacher labels temperature ignore_index reduction", {
-        "student": Rows("student"), "teacher": Rows("teacher", None), "labels": Elements("common.labels", IDS, student_rows),
-        "k": Setting(None, None, "SymInt?"), "ids": Elements("ids", IDS, lambda d: d.student.rows * d.k),
+        "student": Rows("student"), "teacher": Rows("teacher", None, like="student"),
+        "labels": Elements("common.labels", IDS, student_rows), "k": Setting(None, None, "SymInt?"),
+        "ids": Elements("ids", IDS, lambda d: d.student.rows * d.k),
         "log_probs": Elements("values", FLOATS, lambda d: d.student.rows * d.k), "mode": Choice("mode", "tail", TOPK_MODES),
         **of_divergence(), **of_rows("common", student_rows, ("sum", "none")), "vocabulary": Setting(None, None, "SymInt?"),
         "gradient": Rows("common.gradient", None, of="student")}, settle_topk, in_place=True)
@@ -317,7 +337,7 @@ head_loss = define("head_loss", """`loss` of the logits hidden weight^T + bias, 
         "hidden": Rows("student.hidden"), "weight": Rows("student.weight"),
         "bias": Elements("student.bias", FLOATS, lambda d: d.student.weight.rows),
         "labels": Elements("loss.common.labels", IDS, lambda d: d.student.hidden.rows),
-        "teacher": Rows("loss.teacher", None), "teacher_hidden": Rows("teacher.hidden", None),
+        "teacher": Rows("loss.teacher", None, like="hidden"), "teacher_hidden": Rows("teacher.hidden", None, like="hidden"),
         "teacher_weight": Rows("teacher.weight", None),
         "teacher_bias": Elements("teacher.bias", FLOATS, lambda d: d.teacher.weight.rows), **of_both("loss."),
         **of_rows("loss.common", lambda d: d.student.hidden.rows, ("sum",)),
@@ -339,6 +359,8 @@ def xtoken_desc(given):
 
 def settle_xtoken(context, desc, given):
     one, projection, cache, shape = desc.teachers.contents, given["projection"], given["cache"], given["student"].shape
+    if len({given["kind"] == "cached", cache is not None, given["cache_positions"] is not None}) > 1:
+        raise TypeError("kind 'cached' needs cache and cache_positions, and no other kind reads them")
     if cache is not None:
         one.logits.rows, one.vocabulary, one.cached.cache = given["cache_positions"].size, cache.about.desc.vocabulary, cache.handle
     if projection is not None and given["kind"] == "gold":
@@ -352,7 +374,9 @@ def settle_xtoken(context, desc, given):
 
 
 def expand_chunks(given):
-    chunks = given["chunks"]
+    chunks = expect(given["chunks"], Chunks, "chunks")
+    if chunks.first and given["kind"] == "likelihood":
+        raise ValueError("kind 'likelihood' needs all positions: make the chunks with first=False")
     return {**given, "chunks": chunks.count, "student_chunks": chunks.student, "teacher_chunks": chunks.teacher,
             "chunk_exact": chunks.exact, "chunk_mask": chunks.mask}
 
@@ -374,15 +398,16 @@ xtoken_loss = define("xtoken_loss", """Distillation from a teacher with another 
     loss = kd_weight KD + ce_weight CE: docs/xtoken.md. Other arguments: help(xdistill.losses). Of arrays it returns an
     xd_xtoken_values: loss, kd, ce, and counts.
     """, api.xd_xtoken_values, xtoken_desc, "student teacher chunks projection labels", {
-        "student": Rows("student"), "teacher": Rows("teachers.logits", schema="Tensor?"),
+        "student": Rows("student"), "teacher": Rows("teachers.logits", schema="Tensor?", like="student", apart=2),
         "chunks": Setting("teachers.chunks", NEEDED, "SymInt"),
         **{name: Elements("teachers." + name, kind, count, host=True, hidden=True) for name, kind, count in (
             ("student_chunks", LONGS, student_rows), ("teacher_chunks", LONGS, lambda d: d.teachers.contents.logits.rows),
             ("chunk_exact", BYTES, lambda d: d.teachers.contents.chunks * d.sequences),
             ("chunk_mask", BYTES, lambda d: d.teachers.contents.chunks * d.sequences))},
-        "projection": Object(), "labels": Elements("common.labels", IDS, student_rows, host=True),
+        "projection": Object(Projection), "labels": Elements("common.labels", IDS, student_rows, host=True),
         "kind": Choice(None, "projected", XTOKEN_KINDS),
-        "teacher_labels": Elements("teachers.labels", IDS, lambda d: d.teachers.contents.logits.rows, host=True), "cache": Object(),
+        "teacher_labels": Elements("teachers.labels", IDS, lambda d: d.teachers.contents.logits.rows, host=True),
+        "cache": Object(TeacherCache),
         "cache_positions": Elements("teachers.cached.positions", LONGS, lambda d: d.teachers.contents.logits.rows, host=True),
         "sequences": Setting(None, 0), "temperature": Setting("temperature", 1.0), "reverse": Setting("reverse", False),
         "columns": Setting("columns", 8192), "tail": Setting("tail", 8192), "relaxed": Setting(None, False),
@@ -406,7 +431,7 @@ uld_loss = define("uld_loss", """Universal logit distillation: sorted probabilit
     The mean over sequences of the mean over chunks of sum |p - q|. A chunk's probabilities are those of its last token times
     the probabilities of the tokens before it: docs/xtoken.md. Of arrays it returns an xd_uld_values.
     """, api.xd_uld_values, lambda given: api.xd_uld_desc(), "student teacher chunks student_ids teacher_ids", {
-        "student": Rows("student.logits"), "teacher": Rows("teacher.logits"),
+        "student": Rows("student.logits"), "teacher": Rows("teacher.logits", like="student", apart=2),
         "chunks": Elements("chunks", CHUNKS, lambda d: 5 * d.chunk_count, NEEDED, host=True),
         "student_ids": Elements("student.ids", LONGS, lambda d: d.student.logits.rows, NEEDED, host=True),
         "teacher_ids": Elements("teacher.ids", LONGS, lambda d: d.teacher.logits.rows, NEEDED, host=True),
@@ -424,7 +449,7 @@ vsd_loss = define("vsd_loss", """The student's term of distribution matching dis
 
     Of arrays it returns an xd_sample_values: loss, denominator, counted.
     """, api.xd_sample_values, lambda given: lib.xd_vsd_defaults(), "generated teacher fake", {
-        "generated": Samples("generated"), "teacher": Samples("teacher"), "fake": Samples("fake"),
+        "generated": Samples("generated"), "teacher": Samples("teacher", like="generated"), "fake": Samples("fake", like="generated"),
         "normaliser": Choice("normaliser", "mean", NORMALISERS),
         "compat": Choice("form", False, {False: 0, True: api.XD_VSD_COMPAT}, "bool"),
         "mask": Elements("mask", BYTES, lambda d: d.generated.rows * d.generated.cols),
@@ -437,7 +462,7 @@ denoise_loss = define("denoise_loss", """The denoising term: mean of w (c_p pred
     terms                     [samples, 4] f64: c_p, c_x, c_e and w of each sample
     mask                      prediction's shape, bytes or booleans
     """, api.xd_sample_values, lambda given: lib.xd_denoise_defaults(), "prediction clean noise terms", {
-        "prediction": Samples("prediction"), "clean": Samples("clean"), "noise": Samples("noise"),
+        "prediction": Samples("prediction"), "clean": Samples("clean", like="prediction"), "noise": Samples("noise", like="prediction"),
         "terms": Elements("terms", TERMS, lambda d: 4 * d.prediction.rows, NEEDED),
         "mask": Elements("mask", BYTES, lambda d: d.prediction.rows * d.prediction.cols), **of_samples(lambda d: d.prediction.rows),
         "gradient": Samples("gradient", None, of="prediction")})

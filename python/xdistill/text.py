@@ -45,6 +45,12 @@ def address(numbers, kind):
     return ctypes.cast((ctypes.c_char * (len(numbers) * numbers.itemsize)).from_buffer(numbers), ctypes.POINTER(kind))
 
 
+def expect(x, kind, name):
+    if not isinstance(x, kind):
+        raise TypeError("%s is a %s, not xdistill's %s" % (name, type(x).__name__, kind.__name__))
+    return x
+
+
 class Numbered:
     """An object that a number stands for, in graphs of PyTorch: `find` gives it back while it lives."""
 
@@ -66,21 +72,25 @@ class Encoding:
     ids    array('i')
     spans  array('q'): begin and end of each token in the text's UTF-8 bytes, one after the other
     roles  array('B') of xd_token_role, or None without add_special
+    size   bytes of the whole text, also of a slice; None: not known
     """
 
-    def __init__(self, ids, spans, roles=None):
-        self.ids, self.spans, self.roles = ids, spans, roles
+    def __init__(self, ids, spans, roles=None, size=None):
+        self.ids, self.spans, self.roles, self.size = ids, spans, roles, size
+
+    def __repr__(self):
+        return "Encoding(%d tokens%s)" % (len(self), "" if self.size is None else " of a text of %d bytes" % self.size)
 
     def __len__(self):
         return len(self.ids)
 
     def __getitem__(self, part):
         """The tokens of a slice with step 1, with the spans that they had."""
-        begin, end, step = part.indices(len(self))
-        if step != 1:
-            raise ValueError("tokens %r: a slice has step 1" % (part,))
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise TypeError("tokens are a slice of step 1, not %r; ids have each" % (part,))
+        begin, end, _ = part.indices(len(self))
         return Encoding(self.ids[begin:end], self.spans[2 * begin:2 * max(begin, end)],
-                        None if self.roles is None else self.roles[begin:end])
+                        None if self.roles is None else self.roles[begin:end], self.size)
 
     def side(self, mask=None):
         if mask is not None:
@@ -105,6 +115,7 @@ class Tokenizer:
             raise ValueError("preset is %r, expected one of %s" % (preset, ", ".join(map(repr, PRESETS))))
         path = os.fspath(path)
         path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+        self.opened = os.path.abspath(path), preset, threads
         self.context, self.lock = Context(threads), threading.Lock()
         desc = api.xd_tokenizer_desc(path=os.fsencode(path), preset=PRESETS[preset])
         self.handle = self.context.create("xd_tokenizer_load", desc, api.xd_tokenizer)
@@ -113,6 +124,10 @@ class Tokenizer:
         self.encoder = self.context.create("xd_encoder_create", desc, api.xd_encoder)
         release_later(self, lib.xd_encoder_destroy, self.encoder, self.context)
         self.about = lib.xd_tokenizer_describe(self.handle)
+
+    def __reduce__(self):
+        """A pickle has the path: a process that is spawned opens the file."""
+        return type(self), self.opened
 
     def __len__(self):
         """The largest id, and 1: the columns of logits."""
@@ -142,7 +157,7 @@ class Tokenizer:
         with self.lock:
             self.context.check(lib.xd_encode(self.encoder, data, len(data), ctypes.byref(desc), ctypes.byref(out)))
             return Encoding(copied("i", out.ids, out.count), copied("q", out.spans, 2 * out.count),
-                            copied("B", out.roles, out.count) if out.roles else None)
+                            copied("B", out.roles, out.count) if out.roles else None, len(data))
 
     def encode_batch(self, texts, add_special=False, parse_special=False):
         """A list with the Encoding of each text, made on several threads."""
@@ -156,8 +171,7 @@ class Tokenizer:
             ends = out.offset[:len(data) + 1]
             ids, spans = copied("i", out.ids, ends[-1]), copied("q", out.spans, 2 * ends[-1])
             roles = copied("B", out.roles, ends[-1]) if out.roles else None
-        whole = Encoding(ids, spans, roles)
-        return [whole[begin:end] for begin, end in zip(ends, ends[1:])]
+        return [Encoding(ids, spans, roles, len(text))[begin:end] for text, begin, end in zip(data, ends, ends[1:])]
 
     def decode_bytes(self, ids, skip_special=False):
         """The bytes of ids; they may end inside a character."""
@@ -189,6 +203,9 @@ class Alignment:
     """
 
     def __init__(self, student, teacher, student_mask=None, teacher_mask=None):
+        sizes = [expect(side, Encoding, name).size for side, name in ((student, "student"), (teacher, "teacher"))]
+        if None not in sizes and sizes[0] != sizes[1]:
+            raise ValueError("student and teacher are encodings of two texts, of %d and %d bytes" % tuple(sizes))
         ctx, out, self.report = current(), api.xd_alignment(), api.xd_align_report()
         sides = [student.side(student_mask), teacher.side(teacher_mask)]
         ctx.call("xd_align_bytes", *[ctypes.byref(side) for side, _ in sides], ctypes.byref(out), ctypes.byref(self.report))
@@ -203,6 +220,9 @@ class Alignment:
 
     def __len__(self):
         return len(self.chunks)
+
+    def __repr__(self):
+        return "Alignment(%d chunks of %d and %d tokens)" % (len(self), *map(len, self.ids))
 
 
 def align(student, teacher, student_mask=None, teacher_mask=None):
@@ -225,11 +245,16 @@ class Chunks:
     exact, mask       [sequences, count] bytes
     pieces            [sequences, count, 5] int32: the fields of xd_aligned_chunk, for uld_loss; 0 where no position precedes
                       a chunk, or where a side was cut
+    first             whether only the position before a chunk's first token has it
     """
 
-    def __init__(self, student, teacher, count, exact=None, mask=None, pieces=None):
+    def __init__(self, student, teacher, count, exact=None, mask=None, pieces=None, first=False):
         self.student, self.teacher, self.count, self.exact, self.mask = student, teacher, count, exact, mask
-        self.pieces = pieces
+        self.pieces, self.first = pieces, first
+
+    def __repr__(self):
+        return "Chunks(up to %d a sequence, at %d student and %d teacher positions%s)" % (
+            self.count, len(self.student), len(self.teacher), ", first" if self.first else "")
 
     def tensors(self):
         """The same with tensors of PyTorch over the same memory."""
@@ -239,7 +264,7 @@ class Chunks:
         kinds = {"q": torch.int64, "B": torch.uint8, "i": torch.int32}
         fields = [None if x is None else torch.frombuffer(x, dtype=kinds[x.typecode]) if len(x) else torch.empty(
             0, dtype=kinds[x.typecode]) for x in (self.student, self.teacher, self.exact, self.mask, self.pieces)]
-        return Chunks(fields[0], fields[1], self.count, *fields[2:])
+        return Chunks(fields[0], fields[1], self.count, *fields[2:], self.first)
 
 
 def chunks(alignments, student_length, teacher_length, first=True):
@@ -248,9 +273,14 @@ def chunks(alignments, student_length, teacher_length, first=True):
     first  a chunk has the position before its first token only, where both models have read the same bytes; False: all
            positions, as kind "likelihood" needs
     """
-    alignments = [alignments] if isinstance(alignments, Alignment) else list(alignments)
+    alignments = [alignments] if isinstance(alignments, Alignment) else [expect(one, Alignment, "one of alignments") for one in alignments]
+    longest = [max((len(one.ids[side]) for one in alignments), default=0) for side in (0, 1)]
+    if longest[0] != longest[1] and longest == [teacher_length, student_length]:
+        raise ValueError("the lengths are %d and %d, but align had up to %d and %d tokens: the student comes first in both" % (
+            student_length, teacher_length, *longest))
     count = max(map(len, alignments), default=0)
-    made = Chunks(arrays.array("q"), arrays.array("q"), count, arrays.array("B"), arrays.array("B"), arrays.array("i"))
+    made = Chunks(arrays.array("q"), arrays.array("q"), count, arrays.array("B"), arrays.array("B"), arrays.array("i"),
+                  first)
     for one in alignments:
         made.student.extend(positions(one.ids[0], student_length, first))
         made.teacher.extend(positions(one.ids[1], teacher_length, first))
@@ -375,6 +405,8 @@ class TeacherCacheWriter:
         self.context, self.spans = Context(), spans
         if coding not in CODINGS:
             raise ValueError("coding is %r, expected one of %s" % (coding, ", ".join(map(repr, CODINGS))))
+        if not temperature > 0:
+            raise ValueError("temperature is %g, expected more than 0" % temperature)
         desc = api.xd_teacher_cache_desc(
             vocabulary=vocabulary, k=k, teacher_hash=getattr(teacher, "hash", teacher), student_hash=getattr(student, "hash", student),
             draws=draws, seed=seed, temperature=temperature, coding=CODINGS[coding], spans=spans, name=name.encode(), path=os.fsencode(path))
@@ -384,6 +416,8 @@ class TeacherCacheWriter:
     def add(self, text, encoding, logits):
         """A whole document: its text, its tokens, and the teacher's logits [tokens, columns] after each of them."""
         data = text.encode() if isinstance(text, str) else bytes(text)
+        if expect(encoding, Encoding, "encoding").size not in (None, len(data)):
+            raise ValueError("the text has %d bytes, but the encoding is of a text of %d" % (len(data), encoding.size))
         self.context.check(lib.xd_teacher_cache_writer_document(self.handle, data, len(data)))
         block = api.xd_teacher_cache_block(logits=rows(logits, "logits"))
         if block.logits.rows != len(encoding):

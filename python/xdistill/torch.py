@@ -37,10 +37,10 @@ NO_SECOND = "xdistill's losses have no second derivative"
 # ---- the way of a gradient ----
 
 class Once(torch.autograd.Function):
-    """Hands a gradient on; a backward pass through it raises."""
+    """Hands a gradient on; a backward pass through it, to what the gradient depends on, raises."""
 
     @staticmethod
-    def forward(ctx, gradient, token):
+    def forward(ctx, gradient, *sources):
         return gradient.view_as(gradient)
 
     @staticmethod
@@ -72,7 +72,7 @@ def times(ctx, gradient, factor):
         else:
             result = gradient.data.mul_(value)
     if torch.is_grad_enabled() and not traced(factor):  # create_graph
-        result = Once.apply(result, torch.zeros((), requires_grad=True))
+        result = Once.apply(result, factor, *getattr(ctx, "tokens", [torch.zeros((), requires_grad=True)]))
     return result
 
 
@@ -90,6 +90,21 @@ class InPlace(torch.autograd.Function):
     def backward(ctx, factor):
         gradient, = ctx.saved_tensors
         return times(ctx, gradient.detach(), factor), None
+
+
+def check(tensors, given):
+    """Refuses what is no tensor, forward mode, and tensors of two devices. `tensors` has (name, may be None, may be on the CPU)."""
+    student = tensors[0][0]
+    for name, optional, host in tensors:
+        x = given[name]
+        if optional and x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError("%s is a %s, not a tensor%s" % (name, type(x).__name__, ": pass its .logits" if hasattr(x, "logits") else ""))
+        if x.device != given[student].device and not (host and x.device.type == "cpu"):
+            raise ValueError("%s is on %s, but %s on %s" % (name, x.device, student, given[student].device))
+        if not torch.compiler.is_compiling() and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError("xdistill's losses have no forward mode, which %s has a tangent for" % name)
 
 
 def wants(*tensors):
@@ -147,7 +162,7 @@ def evaluate(table, given, gradients):
     return torch.tensor(value, dtype=torch.float32, device=student.device) if rows is None else rows
 
 
-def operation(name, table, names):
+def operation(name, table, names, tensors):
     """The custom op of a loss. Its outputs are the value, and the gradient by each argument that has one, empty if not wanted."""
     kinds = [(one, table.arguments[one].schema) for one in names]
     wanted = [(one, "bool", "want_" + one) for one in table.gradients]
@@ -170,6 +185,7 @@ def operation(name, table, names):
         return (value, *(made.get(one, values[0].new_empty(0)) for one in table.gradients))
 
     def fake(*values):
+        check(tensors, dict(zip(names, values)))
         made = outputs(values, lambda _, x: x.new_empty(x.shape))
         none = "reduction" in names and values[names.index("reduction")] == "none"
         return (values[0].new_empty(values[0].shape[:-1] if none else (), dtype=torch.float32),
@@ -197,16 +213,18 @@ def differentiable(function):
     """PyTorch's function of a loss of arrays."""
     table = function.table
     names = [name for name, one in table.arguments.items() if not one.own]
-    op = operation(function.__name__, table, names)
+    tensors = [(one, table.arguments[one].schema == "Tensor?", table.arguments[one].host) for one in names if table.arguments[one].is_array]
+    op = operation(function.__name__, table, names, tensors)
     floats = [name for name in names if table.arguments[name].schema == "float"]
     constants = [name for name in names if table.arguments[name].is_array and name not in table.gradients]
     student = names[0]
 
     def call(given):
         inplace = given.pop("inplace", False)
-        if "chunks" in given:
+        if isinstance(given.get("chunks"), text.Chunks):
             given["chunks"] = given["chunks"].tensors()
         given = table.expand(given)
+        check(tensors, given)
         for name in floats:
             given[name] = float(given[name])
         for name in constants:
@@ -214,11 +232,16 @@ def differentiable(function):
                 given[name] = given[name].detach()
         for name in ("projection", "cache"):
             if name in given:
+                table.arguments[name].put(None, given[name], name)
                 given[name] = given[name].number if given[name] is not None else 0
-        x = given[student]
+        x, sources = given[student], [given[name] for name in table.gradients]
         if in_place(x, inplace) and isinstance(fitting(x, table.arguments[student], student), _arrays.Array):
-            return InPlace.apply(x, lambda own: evaluate(table, {**{name: given[name] for name in names}, student: own}, {student: own}))
-        return op(*[given[name] for name in names], *wants(*[given[name] for name in table.gradients]))[0]
+            value = InPlace.apply(x, lambda own: evaluate(table, {**{name: given[name] for name in names}, student: own}, {student: own}))
+        else:
+            value = op(*[given[name] for name in names], *wants(*sources))[0]
+        if not torch.compiler.is_compiling() and value.grad_fn is not None:
+            value.grad_fn.tokens = [x[..., :0].sum() for x in sources if x is not None and x.requires_grad]  # they keep no memory of x
+        return value
 
     return table.function(function.__name__, function.__doc__, call, [name for name in names if not table.arguments[name].hidden],
                           **({"inplace": False} if table.in_place else {}))
@@ -240,20 +263,20 @@ def cross_entropy(student, labels, ignore_index=-100, reduction="mean", label_sm
                 label_smoothing=label_smoothing, **others)
 
 
-def kl_loss(student, teacher, labels=None, temperature=1.0, ignore_index=-100, reduction="mean", **others):
+def kl_loss(student, teacher, labels=None, temperature=1.0, ignore_index=-100, reduction="mean", *, soft_weight=1.0, **others):
     """KL(teacher || student), times temperature^2; others: see `loss`, such as hard_weight for cross entropy too."""
     return loss(student, teacher, labels, temperature=temperature, ignore_index=ignore_index, reduction=reduction,
-                **{"soft_weight": 1.0, **others})
+                soft_weight=soft_weight, **others)
 
 
 def reverse_kl_loss(student, teacher, labels=None, temperature=1.0, ignore_index=-100, reduction="mean", **others):
-    """KL(student || teacher), times temperature^2."""
+    """KL(student || teacher), times temperature^2; others: see `kl_loss`."""
     return kl_loss(student, teacher, labels, temperature, ignore_index, reduction, divergence="reverse_kl", **others)
 
 
 def jsd_loss(student, teacher, labels=None, temperature=1.0, ignore_index=-100, reduction="mean", beta=0.5, **others):
     """beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student, as GKD. Not times
-    temperature^2. beta 0 is the forward KL, 1 the reverse."""
+    temperature^2. beta 0 is the forward KL, 1 the reverse; others: see `kl_loss`."""
     return kl_loss(student, teacher, labels, temperature, ignore_index, reduction, divergence="jsd", beta=beta, **others)
 
 

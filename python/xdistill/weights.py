@@ -57,7 +57,7 @@ class Weights(collections.abc.Mapping):
     def read_into(self, name, out):
         """Copies the tensor to a dense array of its shape and type."""
         index, about = self.at(name)
-        out = array(out, "out")
+        out = array(out, "out", written=True)
         if out.shape != self.shape(name) or out.dtype != about.dtype or not out.is_dense:
             raise ValueError("%s is %s %s; out is %s %s, %s" % (
                 name, self.dtype(name), self.shape(name), api.xd_dtype(out.dtype).name[9:], out.shape,
@@ -78,6 +78,9 @@ def save_weights(path, tensors, metadata=None, max_shard_bytes=0):
     entries = (api.xd_weights_entry * len(kept))(*[
         api.xd_weights_entry(name=name, dtype=x.dtype, ndim=len(x.shape), shape=(ctypes.c_int64 * len(x.shape))(*x.shape))
         for name, x in kept])
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError("metadata has %r: %r, and both must be a str" % (key, value))
     pairs = (api.xd_weights_pair * len(metadata or {}))(*[
         api.xd_weights_pair(key.encode(), value.encode()) for key, value in (metadata or {}).items()])
     desc = api.xd_weights_writer_desc(entries=entries, entry_count=len(kept), metadata=pairs, metadata_count=len(pairs),

@@ -177,6 +177,12 @@ class Places(Case):
         with self.assertRaisesRegex(ValueError, "x is on a GPU: copy it to the CPU first"):
             xdistill.save_weights("none", {"x": Gpu(numbers(10, 1))})
 
+    def test_memory_that_is_read_only_is_not_written(self):
+        gradient = Gpu(numbers(10, 1), 2, 5)
+        gradient.__cuda_array_interface__["data"] = gradient.address.value, True
+        with self.assertRaisesRegex(ValueError, "gradient is read-only, but would be written"):
+            losses.loss(**self.arguments(), gradient=gradient)
+
     def test_the_stream_of_the_student_has_the_work(self):
         stream = ctypes.c_void_p()
         self.assertEqual(lib.cudaStreamCreateWithFlags(ctypes.byref(stream), 1), 0)

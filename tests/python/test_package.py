@@ -60,6 +60,14 @@ class Package(unittest.TestCase):
         self.assertIn("Computes value and gradient of the global loss", xdistill.lib.xd_loss.__doc__)
 
 
+    def test_a_struct_is_shown_in_one_line(self):
+        values = losses.loss(Interface(STUDENT, (2, 5)), Interface(STUDENT, (2, 5)), soft_weight=1.0)
+        self.assertEqual(repr(values), "xd_loss_values(loss=0.0, hard=0.0, soft=0.0, counted=2)")
+        desc = api.xd_align_side(count=3, mask=ctypes.pointer(ctypes.c_uint8(1)))
+        self.assertRegex(repr(desc), r"^xd_align_side\(.*roles=None, mask=Ellipsis, .*count=3\)$")
+        self.assertEqual(repr(api.xd_ctx()), "xd_ctx()")
+
+
 class Errors(unittest.TestCase):
     def test_an_error_has_the_library_s_text_result_and_name(self):
         with self.assertRaises(xdistill.Error) as caught:
@@ -96,6 +104,40 @@ class Arrays(unittest.TestCase):
         self.refused(xdistill.Error, "ERROR_DTYPE", Interface(array.array("d", STUDENT), (2, 5), None, "<f8"), teacher)
         with self.assertRaisesRegex(TypeError, "read-only, strided or unknown"):
             xdistill.array(b"bytes")
+
+    def test_an_array_that_is_read_only_is_read_but_not_written(self):
+        student, gradient = Interface(STUDENT, (2, 5)), Interface(array.array("f", [7.0] * 10), (2, 5))
+        address, _ = gradient.__array_interface__["data"]
+        gradient.__array_interface__["data"] = address, True
+        self.refused(ValueError, "^gradient is read-only, but would be written$", student, gradient, gradient=gradient)
+        self.assertEqual(list(gradient.numbers), [7.0] * 10)
+        self.assertGreater(losses.loss(student, gradient, soft_weight=1.0).loss, 0.0)
+        self.refused(TypeError, "row_loss is a buffer of format f that is read-only", student, student,
+                     row_loss=memoryview(array.array("f", [0.0] * 2)).toreadonly(), reduction="none")
+
+    def test_leading_dimensions_are_equal_but_for_ones(self):
+        for shape in ((2, 1, 5), (1, 2, 5)):
+            self.assertEqual(losses.loss(Interface(STUDENT, (2, 5)), Interface(STUDENT, shape), soft_weight=1.0).loss, 0.0)
+        small = array.array("f", STUDENT[:8])
+        self.refused(ValueError, r"^teacher is \[4, 2\], but student \[2, 2, 2\]: their leading dimensions differ$",
+                     Interface(small, (2, 2, 2)), Interface(small, (4, 2)))
+        self.refused(ValueError, r"gradient is \[4, 2\], but student \[2, 2, 2\]", Interface(small, (2, 2, 2)),
+                     Interface(small, (2, 2, 2)), gradient=Interface(small, (4, 2)))
+        with self.assertRaisesRegex(ValueError, r"fake is \[2, 4\], but generated \[4, 2\]"):
+            losses.vsd_loss(Interface(small, (4, 2)), Interface(small, (4, 2)), Interface(small, (2, 4)))
+        with self.assertRaisesRegex(ValueError, r"teacher is \[1, 4, 2\], but student \[2, 2, 2\]"):
+            losses.uld_loss(Interface(small, (2, 2, 2)), Interface(small, (1, 4, 2)), array.array("i", [1, 2, 1, 2, 0] * 2),
+                            *[array.array("q", [0] * 4)] * 2)
+
+    def test_a_temperature_is_more_than_zero(self):
+        for temperature in (0, -1.0, float("nan")):
+            self.refused(ValueError, "temperature is .*, expected more than 0", Interface(STUDENT, (2, 5)), Interface(TEACHER, (2, 5)),
+                         temperature=temperature)
+
+    def test_no_rows_are_a_loss_of_zero(self):
+        empty = Interface(array.array("f"), (0, 5))
+        found = losses.loss(empty, empty, array.array("q"), soft_weight=1.0, hard_weight=1.0)
+        self.assertEqual((found.loss, found.counted), (0.0, 0))
 
     def test_an_array_of_a_gpu_is_refused_in_one_sentence(self):
         on_gpu = Interface(STUDENT, (2, 5))

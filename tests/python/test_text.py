@@ -3,6 +3,7 @@
 import array
 import os
 import pathlib
+import pickle
 import tempfile
 import unittest
 
@@ -41,6 +42,19 @@ class Tokenizers(Temporary):
                 alone = self.teacher.encode(text)
                 self.assertEqual((one.ids, one.spans, one.roles), (alone.ids, alone.spans, None))
         self.assertEqual(self.teacher.encode_batch([]), [])
+
+    def test_a_pickle_opens_the_file_again(self):
+        again = pickle.loads(pickle.dumps(xdistill.Tokenizer(os.path.relpath(DATA / "student"), threads=1)))
+        self.assertEqual((again.encode(TEXT).ids, again.hash, again.context.threads), (self.student.encode(TEXT).ids, self.student.hash, 1))
+        self.assertTrue(os.path.isabs(again.opened[0]))
+
+    def test_tokens_are_shown_and_know_their_text_s_size(self):
+        made = self.student.encode("déjà")
+        self.assertEqual((made.size, made[:1].size, [one.size for one in self.student.encode_batch(["a", "", "déjà"])]), (6, 6, [1, 0, 6]))
+        self.assertEqual(repr(made[:1]), "Encoding(1 tokens of a text of 6 bytes)")
+        self.assertRegex(repr(self.student.about), r"^xd_tokenizer_info\(size=1024, .*\)$")
+        with self.assertRaisesRegex(TypeError, "slice of step 1, not 0"):
+            made[0]
 
     def test_errors_name_what_is_wrong(self):
         with self.assertRaisesRegex(xdistill.Error, "ERROR_IO"):
@@ -85,6 +99,32 @@ class Alignments(Temporary):
         with self.assertRaisesRegex(ValueError, "the mask has 1 elements"):
             xdistill.align(a, b, student_mask=[1])
 
+    def test_what_belongs_to_no_common_text_is_refused(self):
+        a, b, other = self.student.encode(TEXT), self.teacher.encode(TEXT), self.teacher.encode(TEXT[:-1])
+        self.assertNotEqual(len(a), len(b))
+        with self.assertRaisesRegex(ValueError, "^student and teacher are encodings of two texts, of %d and %d bytes$" % (
+                len(TEXT), len(TEXT) - 1)):
+            xdistill.align(a, other)
+        unknown = xdistill.Encoding(other.ids, other.spans)
+        self.assertGreater(len(xdistill.align(a, unknown)), 0)
+        with self.assertRaisesRegex(TypeError, "teacher is a array, not xdistill's Encoding"):
+            xdistill.align(a, b.ids)
+        with self.assertRaisesRegex(ValueError, "the lengths are %d and %d, but align had up to %d and %d tokens: the student comes "
+                                                "first in both" % (len(a), len(b), len(b), len(a))):
+            xdistill.chunks([xdistill.align(b, a), xdistill.align(b[:9], a[:9])], len(a), len(b))
+        with self.assertRaisesRegex(TypeError, "one of alignments is a Encoding, not xdistill's Alignment"):
+            xdistill.chunks([a], 1, 1)
+
+    def test_alignments_and_chunks_are_shown(self):
+        a, b = self.student.encode(TEXT), self.teacher.encode(TEXT)
+        both = xdistill.align(a, b)
+        self.assertEqual(repr(both), "Alignment(%d chunks of %d and %d tokens)" % (len(both), len(a), len(b)))
+        self.assertRegex(repr(both.report), r"^xd_align_report\(chunks=%d, .*\)$" % len(both))
+        made = [xdistill.chunks([both, both], len(a), len(b), first=first) for first in (True, False)]
+        self.assertEqual(repr(made[0]), "Chunks(up to %d a sequence, at %d student and %d teacher positions, first)" % (
+            len(both), 2 * len(a), 2 * len(b)))
+        self.assertEqual([one.first for one in made], [True, False])
+
     def test_a_projection_is_kept_in_a_directory(self):
         made = xdistill.Projection(self.student, self.teacher, directory=self.folder)
         again = xdistill.Projection(self.student, self.teacher, directory=self.folder)
@@ -112,6 +152,7 @@ class Caches(Temporary):
             writer.add(TEXT, made[:5], self.logits(5))
         cache = xdistill.TeacherCache(path)
         self.assertEqual((len(cache), cache.about.documents, cache.about.desc.k), (len(made) + 5, 2, 8))
+        self.assertRegex(repr(cache.about), r"^xd_teacher_cache_info\(desc=xd_teacher_cache_desc\(vocabulary=2048, .*, documents=2, .*\)$")
         self.assertEqual((cache.about.desc.teacher_hash, cache.document(1).first), (self.teacher.hash, len(made)))
         places, ids, likely = cache.read(0, len(made))
         self.assertEqual([place.id for place in places], list(made.ids))
@@ -140,6 +181,12 @@ class Caches(Temporary):
         with self.assertRaisesRegex(ValueError, "logits have 2 rows for 3 tokens"):
             with xdistill.TeacherCacheWriter(path, len(self.teacher), 8) as writer:
                 writer.add(TEXT, self.teacher.encode(TEXT)[:3], self.logits(2))
+        for kind, text, encoding in ((ValueError, "the text has 1 bytes, but the encoding is of a text of %d" % len(TEXT),
+                                      self.teacher.encode(TEXT)), (TypeError, "encoding is a list", [1])):
+            with self.assertRaisesRegex(kind, text), xdistill.TeacherCacheWriter(path, len(self.teacher), 8) as writer:
+                writer.add("x", encoding, self.logits(len(encoding)))
+        with self.assertRaisesRegex(ValueError, "temperature is 0, expected more than 0"):
+            xdistill.TeacherCacheWriter(path, len(self.teacher), 8, temperature=0)
         self.assertEqual(os.listdir(self.folder), [])
 
 
@@ -163,6 +210,12 @@ class Weights(Temporary):
             with self.assertRaisesRegex(ValueError, r"a is I64 \(1,\); out is F32 \(3,\)"):
                 weights.read_into("a", out)
             (self.folder / "a.safetensors").unlink(missing_ok=True)
+        with self.assertRaisesRegex(TypeError, "metadata has 'step': 1, and both must be a str"):
+            xdistill.save_weights(self.folder / "b.safetensors", {"b": numbers}, {"step": 1})
+        with self.assertRaisesRegex(ValueError, "out is read-only, but would be written"):
+            class ReadOnly:
+                __array_interface__ = {"data": (numbers.buffer_info()[0], True), "typestr": "<f4", "shape": (3,), "version": 3}
+            xdistill.Weights(self.folder).read_into("b", ReadOnly())
         with self.assertRaisesRegex(xdistill.Error, "ERROR_ARGUMENT"):
             xdistill.save_weights(self.folder / "b.safetensors", {"": numbers})
         self.assertFalse((self.folder / "b.safetensors").exists())

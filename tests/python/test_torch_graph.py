@@ -1,5 +1,6 @@
 """How gradients travel: in place, scaled once, no second derivative, torch.compile without graph breaks, tensors that do not fit."""
 
+import inspect
 import sys
 import threading
 import unittest
@@ -92,6 +93,18 @@ class Steps(unittest.TestCase):
             gradient, = torch.autograd.grad(loss, wanted, create_graph=True)
             with self.assertRaisesRegex(RuntimeError, "no second derivative"):
                 gradient.square().sum().backward()
+        for inplace in (False, True):
+            for function in (torch.autograd.functional.hvp, torch.autograd.functional.vhp, torch.autograd.functional.jvp):
+                with self.assertRaisesRegex(RuntimeError, "no second derivative"):
+                    function(lambda z: xt.kl_loss(z * 1, y, labels, inplace=inplace), x.detach(), y)
+
+    def test_forward_mode_raises(self):
+        x, y, labels = made(6, 33)
+        for function in (lambda z: xt.kl_loss(z, y, labels), lambda z: xt.kl_loss(y, z, labels)):
+            with self.assertRaisesRegex(RuntimeError, "no forward mode, which (student|teacher) has a tangent for"):
+                torch.func.jvp(function, (x.detach(),), (y,))
+        with self.assertRaises(RuntimeError):
+            torch.func.grad(lambda z: xt.kl_loss(z, y, labels))(x.detach())
 
     def test_teachers_are_constants_and_no_gradient_is_made_without_need(self):
         x, y, labels = made(6, 33)
@@ -159,18 +172,62 @@ class Tensors(unittest.TestCase):
             xt.kl_loss(x, y, labels.float())
         with self.assertRaisesRegex(ValueError, "labels has 5 elements, expected 6"):
             xt.kl_loss(x, y, labels[:5])
-        with self.assertRaisesRegex(xdistill.Error, "ERROR_SHAPE"):
+        with self.assertRaisesRegex(ValueError, r"teacher is \[5, 33\], but student \[6, 33\]: their leading dimensions differ"):
             xt.kl_loss(x, y[:5], labels)
         with self.assertRaisesRegex(xdistill.Error, "ERROR_DATA"):
             xt.cross_entropy(x, labels + 33)
         with self.assertRaisesRegex(xdistill.Error, "ERROR_DATA"):
             xt.kl_loss(x + float("nan"), y, labels)
+        with self.assertRaisesRegex(ValueError, r"teacher is \[2, 3, 33\], but student \[3, 2, 33\]"):
+            xt.kl_loss(x.view(3, 2, 33), y.view(2, 3, 33))
+        with self.assertRaisesRegex(ValueError, "temperature is 0, expected more than 0"):
+            xt.topk_kl_loss(x, y, k=3, temperature=0)
         freed = torch.randn(6, 33)
         freed.untyped_storage().resize_(0)
         with self.assertRaisesRegex(ValueError, "teacher has no memory: its storage was freed"):
             xt.kl_loss(x, freed)
         with self.assertRaisesRegex(ValueError, "is on the device meta"):
             xdistill.array(torch.empty(3, device="meta"), "student")
+
+    def test_what_is_no_tensor_is_named(self):
+        class Output:
+            logits = torch.zeros(6, 33)
+
+        x, y, labels = made(6, 33)
+        for text, arguments in (("teacher is a ndarray, not a tensor$", (x, y.numpy())),
+                                ("student is a Output, not a tensor: pass its .logits$", (Output(), y)),
+                                ("student is a NoneType, not a tensor$", (None, y)),
+                                ("labels is a float, not a tensor$", (x, y, 2.0))):
+            with self.assertRaisesRegex(TypeError, text):
+                xt.kl_loss(*arguments)
+
+    def test_tensors_of_two_devices_are_refused_also_without_their_numbers(self):
+        x, y, labels = made(6, 33)
+        for call in (lambda x, y: xt.kl_loss(x, y.to("meta"), labels), lambda x, y: xt.kl_loss(x * 1, y.to("meta"), labels, inplace=True),
+                     lambda x, y: torch.ops.xdistill.vsd_loss(x.detach(), y.to("meta"), y, "mean", False, None, None, 1.0, 0.0, False)):
+            with self.assertRaisesRegex(ValueError, "^teacher is on meta, but (student|generated) on cpu$"):
+                call(x, y)
+        with self.assertRaisesRegex(ValueError, "^labels is on meta, but student on cpu$"):
+            xt.kl_loss(x, y, labels.to("meta"))
+        value = xt.kl_loss(x.to("meta"), y.to("meta"), labels.to("meta"))
+        self.assertEqual((value.device.type, value.shape), ("meta", ()))
+        with self.assertRaisesRegex(Exception, "teacher is on meta, but student on cpu"):
+            torch.compile(lambda x, y: xt.kl_loss(x, y), backend="aot_eager")(x, y.to("meta"))
+
+    def test_no_rows_are_a_loss_of_zero(self):
+        x, y, labels = made(6, 33)
+        for loss in (xt.kl_loss(x[:0], y[:0], labels[:0], hard_weight=1.0), xt.kl_loss((x * 1)[:0], y[:0], inplace=True),
+                     xt.topk_kl_loss(x[:0], y[:0], k=3),
+                     xt.head_loss(x[:0], torch.randn(9, 33), labels=labels[:0], hard_weight=1.0)):
+            loss.backward()
+            self.assertEqual(loss.item(), 0.0)
+        self.assertEqual(float(x.grad.abs().max()), 0.0)
+
+    def test_weights_of_terms_are_told(self):
+        x, y, labels = made(6, 33)
+        with self.assertRaisesRegex(xdistill.Error, "no term of the loss has a weight"):
+            xt.head_loss(x, torch.randn(33, 33), teacher=y)
+        self.assertEqual(inspect.signature(xt.kl_loss).parameters["soft_weight"].default, 1.0)
 
     def test_a_tensor_of_a_gpu_is_refused_in_one_sentence(self):
         class OnGpu:

@@ -326,6 +326,20 @@ class TwoTokenizers(Case):
         self.same(lambda x: xt.xtoken_loss(x, None, chunks, kind="cached", cache=cache, cache_positions=torch.arange(len(tokens))),
                   theirs, student, tolerance=1e-4)
 
+    def test_objects_of_another_kind_are_refused(self):
+        chunks, labels, (student, teacher) = self.batch(True)
+        for kind, text, objects, options in (
+                (ValueError, "kind 'likelihood' needs all positions: make the chunks with first=False", (chunks, None, labels[0]),
+                 {"kind": "likelihood", "teacher_labels": labels[1]}),
+                (TypeError, "kind 'cached' needs cache and cache_positions", (chunks, self.projection), {"kind": "cached"}),
+                (TypeError, "chunks is a Tensor, not xdistill's Chunks", (chunks.student, self.projection), {}),
+                (TypeError, "projection is a Tokenizer, not xdistill's Projection", (chunks, self.student), {}),
+                (TypeError, "cache is a str, not xdistill's TeacherCache", (chunks, self.projection), {"cache": "cache"})):
+            with self.assertRaisesRegex(kind, text):
+                xt.xtoken_loss(student, teacher, *objects, **options)
+        with self.assertRaisesRegex(TypeError, "chunks is a list, not a tensor"):
+            xt.uld_loss(student, teacher, [1], *labels)
+
     def test_chunks_of_other_lengths_are_refused(self):
         chunks, labels, (student, teacher) = self.batch(True)
         with self.assertRaisesRegex(ValueError, "student chunks has %d elements, expected %d" % (

@@ -8,7 +8,7 @@ Rules of all functions:
   stream, and waits once, for its value and data errors. Logits are f32 or bf16, losses f32, gradients as their tensors.
 - Only the first tensor, the student, gets a gradient; of head_loss hidden, weight and bias, of gan_loss both. Teachers are
   constants.
-- Logits are [..., vocabulary]. Rows may be a slice of a larger tensor, such as logits[:, 5:] of one sequence. Rows at uneven
+- Logits are [..., vocabulary], with the same leading dimensions for student and teacher. Rows may be a slice of a larger tensor, such as logits[:, 5:] of one sequence. Rows at uneven
   distances and other strided tensors are copied. A tensor whose storage was freed is a ValueError.
 - Labels belong to the row: label i is the token that row i predicts (next_labels). Rows of ignore_index do not count, in
   divergences too. Without labels all rows count.
@@ -19,7 +19,8 @@ Rules of all functions:
   later, which PyTorch checks. In torch.compile and where no gradient is needed it does nothing.
 - A factor of the loss (loss / 4, a GradScaler) multiplies the gradient once, in its own memory, or in new memory with
   retain_graph; a factor of 1 costs nothing.
-- There is no second derivative: a backward pass through the gradient raises.
+- There is no second derivative: a backward pass through the gradient raises, in torch.autograd.functional too. Forward mode
+  (torch.func.jvp) and torch.func.grad raise.
 - Calls use torch.get_num_threads() threads and a workspace that each thread of Python keeps. The memory of a large gradient that is
   gone is used again; two idle blocks stay, until xdistill.release_memory().
 """

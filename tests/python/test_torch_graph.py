@@ -4,6 +4,7 @@ import inspect
 import sys
 import threading
 import unittest
+import weakref
 
 import torch
 import torch.nn.functional as F
@@ -97,6 +98,14 @@ class Steps(unittest.TestCase):
             for function in (torch.autograd.functional.hvp, torch.autograd.functional.vhp, torch.autograd.functional.jvp):
                 with self.assertRaisesRegex(RuntimeError, "no second derivative"):
                     function(lambda z: xt.kl_loss(z * 1, y, labels, inplace=inplace), x.detach(), y)
+
+    def test_a_loss_does_not_keep_the_logits(self):
+        x, y, labels = made(6, 33)
+        logits = x * 2
+        loss, kept = xt.kl_loss(logits, y, labels), weakref.ref(logits)
+        del logits
+        self.assertIsNone(kept())
+        loss.backward()
 
     def test_forward_mode_raises(self):
         x, y, labels = made(6, 33)

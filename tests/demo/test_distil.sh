@@ -179,10 +179,35 @@ distil cut $long
 [ $? -eq 2 ] && grep -q 'holds a finished run' "$work/cut.log"
 verdict $? 'a finished run is not replaced unasked' "$work/cut.log"
 
+# Ctrl-C once the state is there. A shell's background commands ignore it, so Python starts the run.
+mkdir "$work/stop" && cp -r "$work/run/cache" "$work/stop/"
+python3 - "$work/stop/student.state" $tool distil --text "$work/text.txt" --out "$work/stop" $long --overwrite >"$work/stop.log" 2>&1 <<'END'
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+run = subprocess.Popen(sys.argv[2:])
+while run.poll() is None and not os.path.exists(sys.argv[1]):
+    time.sleep(0.005)
+run.send_signal(signal.SIGINT)
+sys.exit(run.wait())
+END
+[ $? -eq 2 ] && grep -q 'student stopped after step [0-9]* of 160: the same command goes on' "$work/stop.log" &&
+distil stop $long --overwrite && grep -q 'goes on after step [0-9]* of 160' "$work/stop.log" &&
+cmp -s "$work/stop/student/model.safetensors" "$work/whole/student/model.safetensors"
+verdict $? 'Ctrl-C stops between two measurements; the same command goes on, with --overwrite too' "$work/stop.log"
+
 distil from2 --teacher data/teacher --from "$work/file/student" --text "$work/few.txt" --row 32 --steps 4 --no-alone --overwrite
 verdict $? 'with --overwrite it is, for another text, too' "$work/from2.log"
 
 # ---- bad input ----
+
+cp "$work/few.txt" "$work/precious.txt"
+refused 'precious.txt is there, and is no tokenizer.json' tokenize train --text "$work/few.txt" --out "$work/precious.txt"
+refused 'precious.txt is there, and is no picture' compare "$work/precious.txt" "$work/run"
+refused 'precious.txt is there, and is no projection' pair --student data/student --teacher data/teacher --out "$work/precious.txt"
+cmp -s "$work/few.txt" "$work/precious.txt"
+verdict $? 'no text is overwritten'
+refused 'only runs with one teacher and text compare' compare "$work/x.svg" "$work/run" "$work/from2"
+refused 'is no finished run: it has no result.json' compare "$work/x.svg" "$work/run" "$work/cache"
 
 : >"$work/empty.txt"
 { head -c 5000 data/kjv_student.txt; printf '\000'; } >"$work/binary.txt"

@@ -1,6 +1,7 @@
 /* cache.c - a teacher over a text. Each rank runs whole contexts and writes whole parts, so ranks wait for nobody. */
 #define _POSIX_C_SOURCE 200809L /* pthread */
 #include "cache.h"
+#include "interrupt.h"
 #include "../../examples/common/folders.h"
 #include "ranks.h"
 
@@ -250,10 +251,11 @@ static xd_result cache_write_part(cache_job *job, cache_rank *r, int64_t part) {
     return result;
 }
 
-/* The next part that nobody has taken; -1 at the end. */
+/* The next part that nobody has taken; -1 at the end, or after Ctrl-C. */
 static int64_t cache_take(cache_job *job) {
     pthread_mutex_lock(&job->lock);
-    const int64_t part = job->next < cache_part_count(job->plan) ? job->next++ : -1;
+    const bool more = !interrupt_asked() && job->next < cache_part_count(job->plan);
+    const int64_t part = more ? job->next++ : -1;
     pthread_mutex_unlock(&job->lock);
     return part;
 }
@@ -286,7 +288,12 @@ xd_result cache_write(xd_ctx *ctx, const cache_plan *plan) {
     XD_REQUIRE(ctx, pthread_mutex_init(&job.lock, NULL) == 0, XD_ERROR_MEMORY, "no room for a lock");
     const xd_result result = ranks_run(ctx, plan->ranks, cache_run_rank, &job);
     pthread_mutex_destroy(&job.lock);
-    return result;
+    XD_TRY(result);
+    XD_TRY(cache_missing(ctx, plan, &parts, &missing));
+    XD_REQUIRE(ctx, missing == 0, XD_ERROR_STATE,
+               "the teacher's cache stopped with %lld of %lld parts: the same command goes on",
+               (long long)(parts - missing), (long long)parts);
+    return XD_OK;
 }
 
 /* ---- reading ---- */

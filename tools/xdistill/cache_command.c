@@ -3,6 +3,7 @@
 #include "../../examples/common/folder_lock.h"
 #include "cache.h"
 #include "command.h"
+#include "interrupt.h"
 #include "ranks.h"
 
 #include <errno.h>
@@ -130,6 +131,7 @@ static xd_result cache_write_run(xd_ctx *ctx, const cache_options *o) {
     folder_lock *lock = NULL;
     char *data = NULL;
     size_t bytes = 0;
+    interrupt_listen();
     XD_TRY(text_load(ctx, o->text, &data, &bytes));
     xd_result result = folder_lock_take(ctx, o->out, "", &lock);
     if (result == XD_OK) result = cache_write_text(ctx, o, data, bytes);

@@ -38,6 +38,17 @@ int command_of_verbs(const char *name, const command_verb *verbs, int verb_count
     return help ? COMMAND_OK : COMMAND_BROKEN;
 }
 
+xd_result command_check_output(xd_ctx *ctx, const char *path, const char *kind, const char *begins) {
+    char head[16] = "";
+    FILE *file = fopen(path, "rb");
+    if (!file) return XD_OK;
+    const size_t got = fread(head, 1, strlen(begins), file);
+    fclose(file);
+    XD_REQUIRE(ctx, got == 0 || strcmp(head, begins) == 0, XD_ERROR_STATE,
+               "%s is there, and is no %s: name another file", path, kind);
+    return XD_OK;
+}
+
 int command_lacks(const command_line *c, const char *option) {
     fprintf(stderr, "xdistill %s: %s is needed\nusage: xdistill %s %s\n", c->name, option, c->name, c->usage);
     return COMMAND_BROKEN;

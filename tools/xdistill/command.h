@@ -38,6 +38,9 @@ int command_lacks(const command_line *c, const char *option);
 /* Says what the context's last error is; returns COMMAND_BROKEN, or COMMAND_OK where there is none. */
 int command_end(xd_ctx *ctx, const char *name, xd_result result);
 
+/* STATE where a file is there that does not begin like one of this kind: "tokenizer.json", "{". */
+xd_result command_check_output(xd_ctx *ctx, const char *path, const char *kind, const char *begins);
+
 /* Prints how a command is called, to standard error; returns COMMAND_BROKEN. */
 int command_usage(const char *name);
 

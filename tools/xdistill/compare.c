@@ -26,6 +26,7 @@ typedef struct compare_runs {
     int count;
     char teacher_name[64]; /* of the first run */
     double teacher;
+    int64_t bytes;      /* of the report's text */
     int64_t vocabulary; /* 0 -> students have different ones */
 } compare_runs;
 
@@ -93,12 +94,21 @@ static xd_result compare_read_root(xd_ctx *ctx, const xd_json *root, const char 
                                    compare_runs *runs) {
     static const char *const keys[] = { "student", "text_alone" };
     static const char *const names[] = { "", ", text alone" };
-    int64_t vocabulary = 0, seed = 0;
+    int64_t vocabulary = 0, seed = 0, bytes = 0;
+    double teacher = 0.0;
     const bool first = runs->count == 0;
     (void)xd_json_int64(xd_json_find(root, "seed"), &seed);
     (void)xd_json_int64(xd_json_find(root, "vocabulary"), &vocabulary);
     if (first) compare_string(root, "teacher_name", runs->teacher_name, sizeof runs->teacher_name);
-    if (first) (void)compare_double(root, "teacher", &runs->teacher);
+    (void)compare_double(root, "teacher", &teacher);
+    (void)xd_json_int64(xd_json_find(root, "report_bytes"), &bytes);
+    if (first) runs->teacher = teacher;
+    if (first) runs->bytes = bytes;
+    XD_REQUIRE(ctx, bytes == runs->bytes && fabs(teacher - runs->teacher) < 1e-6, XD_ERROR_MISMATCH,
+               "%s reports on %lld bytes, of which its teacher needs %.4f bits each; the first run on %lld "
+               "and %.4f: "
+               "only runs with one teacher and text compare",
+               directory, (long long)bytes, teacher, (long long)runs->bytes, runs->teacher);
     runs->vocabulary = first || vocabulary == runs->vocabulary ? vocabulary : 0;
     for (int i = 0; i < 2; i++) {
         const xd_json *arm = xd_json_find(root, keys[i]);
@@ -118,7 +128,9 @@ static xd_result compare_read(xd_ctx *ctx, const char *directory, compare_runs *
     XD_REQUIRE(ctx, strlen(directory) <= OPTIONS_MOST_PATH, XD_ERROR_ARGUMENT,
                "a path of %zu bytes, %d are allowed", strlen(directory), (int)OPTIONS_MOST_PATH);
     snprintf(path, sizeof path, "%s/result.json", directory);
-    XD_TRY(xd_json_load(ctx, NULL, path, &root));
+    const xd_result loaded = xd_json_load(ctx, NULL, path, &root);
+    XD_REQUIRE(ctx, loaded != XD_ERROR_IO, loaded, "%s is no finished run: it has no result.json", directory);
+    XD_TRY(loaded);
     const xd_result result = compare_read_root(ctx, root, directory, runs);
     xd_json_destroy(ctx, root);
     return result;
@@ -209,6 +221,7 @@ static xd_result compare_all(xd_ctx *ctx, int count, char **words, compare_runs 
     XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %d runs", count - 1);
     XD_REQUIRE(ctx, count - 1 <= COMPARE_MOST_RUNS, XD_ERROR_ARGUMENT, "%d runs, %d are allowed", count - 1,
                (int)COMPARE_MOST_RUNS);
+    XD_TRY(command_check_output(ctx, words[0], "picture", "<svg"));
     for (int i = 1; i < count; i++) XD_TRY(compare_read(ctx, words[i], runs));
     XD_TRY(compare_draw(ctx, words[0], runs));
     compare_print(runs);

@@ -3,6 +3,7 @@
 #include "../../examples/common/model_directory.h"
 #include "command.h"
 #include "bpe.h"
+#include "interrupt.h"
 #include "judge.h"
 #include "ranks.h"
 
@@ -437,6 +438,7 @@ static xd_result distil_cache(distil_run *r) {
 }
 
 static xd_result distil_go(distil_run *r) {
+    interrupt_listen();
     XD_TRY(distil_read(r));
     XD_TRY(distil_open_folder(r));
     XD_TRY(distil_plan(r));

@@ -77,11 +77,20 @@ static xd_result folder_check_settings(distil_run *r, const char *path) {
     return result;
 }
 
-static xd_result folder_settle(distil_run *r) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/settings.txt", r->o->out);
+static xd_result folder_settle(distil_run *r, const char *path) {
     if (!r->o->overwrite && folder_has(r->o->out, "settings.txt")) return folder_check_settings(r, path);
     return xd_file_save(r->ctx, path, r->facts, strlen(r->facts));
+}
+
+/* An unfinished run with these settings: it goes on, with --overwrite too. */
+static bool folder_goes_on(distil_run *r, const char *path) {
+    char *text = NULL;
+    size_t bytes = 0;
+    if (folder_has(r->o->out, "result.json") || !folder_has(r->o->out, "settings.txt")) return false;
+    if (xd_file_load(r->ctx, path, 4096, &text, &bytes) != XD_OK) return false;
+    const bool same = strcmp(text, r->facts) == 0;
+    xd_release(r->ctx, text);
+    return same;
 }
 
 /* What the old run told goes; what the teacher said stays when it is of this text and these settings. */
@@ -91,9 +100,13 @@ static void folder_clear(distil_run *r) {
     static const char *const model[] = { "model.safetensors",      "config.json",
                                          "generation_config.json", "tokenizer.json",
                                          "tokenizer_config.json",  "" };
-    char alone[512];
-    snprintf(alone, sizeof alone, "%s/alone", r->o->out);
-    for (size_t i = 0; i < sizeof model / sizeof model[0]; i++) folder_remove(alone, model[i]);
+    static const char *const students[] = { "alone", "student" };
+    for (size_t k = 0; k < 2 * (sizeof model / sizeof model[0]); k++) {
+        char folder[512];
+        snprintf(folder, sizeof folder, "%s/%s", r->o->out, students[k % 2]);
+        if (!r->o->from || strncmp(r->o->from, folder, strlen(folder)) != 0)
+            folder_remove(folder, model[k / 2]);
+    }
     distil_forget_states(r->o->out);
     for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) folder_remove(r->o->out, told[i]);
     cache_forget_others(r->ctx, &r->plan);
@@ -101,6 +114,7 @@ static void folder_clear(distil_run *r) {
 
 xd_result distil_open_folder(distil_run *r) {
     const char *out = r->o->out;
+    char path[512];
     struct stat info;
     const bool there = stat(out, &info) == 0;
     XD_REQUIRE(r->ctx, !there || S_ISDIR(info.st_mode), XD_ERROR_IO, "--out %s is a file, not a directory",
@@ -113,6 +127,7 @@ xd_result distil_open_folder(distil_run *r) {
         "%s holds a finished run: --overwrite replaces it and keeps what the teacher said, --out names "
         "another folder",
         out);
-    if (r->o->overwrite) folder_clear(r);
-    return folder_settle(r);
+    snprintf(path, sizeof path, "%s/settings.txt", out);
+    if (r->o->overwrite && !folder_goes_on(r, path)) folder_clear(r);
+    return folder_settle(r, path);
 }

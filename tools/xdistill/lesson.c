@@ -1,5 +1,6 @@
 /* lesson.c - a run: rooms, steps, measurements, the best student. */
 #include "lesson.h"
+#include "interrupt.h"
 #include "lesson_inside.h"
 #include "ranks.h"
 
@@ -197,6 +198,24 @@ static void lesson_tell(const lesson_rank *r, meter *line, int done, double loss
     meter_show(r->ctx, line, done, extra);
 }
 
+/* Each step is collective, so all ranks see before its end what rank 0 has set before its beginning. */
+static void lesson_ask(lesson_rank *r, int step) {
+    if (xd_comm_rank(r->world) == 0 && interrupt_asked() &&
+        __atomic_load_n(&r->job->stop, __ATOMIC_RELAXED) == 0)
+        __atomic_store_n(&r->job->stop, step + 1, __ATOMIC_RELAXED);
+}
+
+/* Rank 0 saves the state between two points. Collective. */
+static xd_result lesson_stop(lesson_rank *r, int done) {
+    lesson_job *job = r->job;
+    xd_result result = XD_OK;
+    if (xd_comm_rank(r->world) == 0 && job->points) {
+        job->done = done;
+        if (job->desc->state) result = lesson_state_save(r->ctx, job);
+    }
+    return xd_agree(r->world, result);
+}
+
 static xd_result lesson_loop(lesson_rank *r) {
     lesson_job *job = r->job;
     const lesson_desc *d = job->desc;
@@ -204,10 +223,13 @@ static xd_result lesson_loop(lesson_rank *r) {
     meter line = meter_begin(r->ctx, d->name, "steps", job->done, d->steps);
     for (int step = job->done; !lesson_is_over(job); step++) {
         double loss = 0.0;
+        lesson_ask(r, step);
         XD_TRY(lesson_step(r, step, &loss));
         if (first) job->out->losses[step] = (float)loss;
         XD_TRY(lesson_point(r, step + 1));
         if (first) lesson_tell(r, &line, step + 1, loss);
+        if (__atomic_load_n(&job->stop, __ATOMIC_RELAXED) == step + 1 && !lesson_is_over(job))
+            return lesson_stop(r, step + 1);
     }
     if (first) job->out->steps = job->done;
     if (first && job->done < d->steps)
@@ -277,6 +299,9 @@ xd_result lesson_run(xd_ctx *ctx, const lesson_desc *desc, lesson *out) {
     const double start = xd_now(ctx);
     const lesson_start ranks = { &job, file };
     if (result == XD_OK) result = ranks_run(ctx, desc->ranks, lesson_rank_run, (void *)&ranks);
+    if (result == XD_OK && job.stop && !lesson_is_over(&job))
+        result = XD_FAIL(ctx, XD_ERROR_STATE, "%s stopped after step %d of %d: the same command goes on",
+                         desc->name, job.points ? job.done : 0, desc->steps);
     xd_weights_close(file);
     out->best = job.best;
     out->last = job.weights;

@@ -17,6 +17,7 @@ typedef struct lesson_job {
     int64_t begin, end;         /* of the buffer: what is trained */
     int done;                   /* steps */
     int points, best_point;
+    int stop; /* the step to end behind, because of Ctrl-C; 0 -> none. Rank 0 sets it before that step */
     double saved, save_seconds; /* when the state was, and how long it took */
 } lesson_job;
 

@@ -180,6 +180,7 @@ static xd_result pair_save(xd_ctx *ctx, const char *out, const xd_projection *p)
     xd_projection_cache_name(&p->origin, name);
     const bool folder = stat(out, &info) == 0 && S_ISDIR(info.st_mode);
     snprintf(path, sizeof path, "%s%s%s", out, folder ? "/" : "", folder ? name : "");
+    XD_TRY(command_check_output(ctx, path, "projection", "XDPROJ"));
     XD_TRY(xd_projection_save(ctx, path, p));
     printf("written to          %s\n", path);
     return XD_OK;

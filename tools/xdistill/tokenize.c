@@ -69,6 +69,7 @@ static xd_result train_run(xd_ctx *ctx, const tokenize_options *o) {
     char *text = NULL, *json = NULL;
     size_t bytes = 0, json_bytes = 0;
     bpe_report report;
+    XD_TRY(command_check_output(ctx, o->out, "tokenizer.json", "{"));
     XD_TRY(text_load(ctx, o->text, &text, &bytes));
     const bpe_desc desc = { text, bytes, o->entries, o->pieces };
     xd_result result = bpe_train(ctx, &desc, &json, &json_bytes, &report);

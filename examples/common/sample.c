@@ -63,7 +63,8 @@ static int sample_begin(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char *
 /* The whole text is run again for every token: at this size that costs less than the code to keep keys and
  * values would. */
 xd_result sample_write(xd_ctx *ctx, const nn_model *whole, const float *weights,
-                       const xd_tokenizer *tokenizer, uint64_t seed, char sample[SAMPLE_BYTES]) {
+                       const xd_tokenizer *tokenizer, const char *beginning, uint64_t seed,
+                       char sample[SAMPLE_BYTES]) {
     int32_t ids[SAMPLE_TOKENS];
     nn_batch batch;
     size_t length = 0;
@@ -75,7 +76,7 @@ xd_result sample_write(xd_ctx *ctx, const nn_model *whole, const float *weights,
     float *workspace =
         (float *)xd_allocate(ctx, ((size_t)nn_workspace_floats(whole, &batch, false) + 1) * sizeof(float));
     float *logits = (float *)xd_allocate(ctx, (size_t)SAMPLE_TOKENS * (size_t)vocab * sizeof(float));
-    int count = workspace && logits ? sample_begin(ctx, tokenizer, "And it came to pass", ids) : 0;
+    int count = workspace && logits ? sample_begin(ctx, tokenizer, beginning, ids) : 0;
     const bool failed = count == 0;
     for (; !failed && count < SAMPLE_TOKENS; count++) {
         batch.positions = count;

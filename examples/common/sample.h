@@ -14,9 +14,10 @@ enum { SAMPLE_BYTES = 640 };
 /* A repeatable number in [0, 1). */
 double sample_random(uint64_t seed, uint64_t stream, uint64_t counter);
 
-/* One rank with whole weights continues a fixed beginning, to 64 tokens: UTF-8 in `sample`. Errors: MEMORY. */
+/* One rank with whole weights continues a beginning, to 64 tokens: UTF-8 in `sample`. Errors: MEMORY. */
 xd_result sample_write(xd_ctx *ctx, const nn_model *whole, const float *weights,
-                       const xd_tokenizer *tokenizer, uint64_t seed, char sample[SAMPLE_BYTES]);
+                       const xd_tokenizer *tokenizer, const char *beginning, uint64_t seed,
+                       char sample[SAMPLE_BYTES]);
 
 /* Prints it under its name, on one line: what would break the line becomes a slash. */
 void sample_print(const char *name, const char *sample);

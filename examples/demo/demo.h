@@ -17,6 +17,9 @@ extern "C" {
 #endif
 
 /* Points at which the held-out text is measured, the end among them. */
+/* What samples begin with. */
+#define DEMO_BEGINNING "And it came to pass"
+
 enum { DEMO_MOST_SEEDS = 8, DEMO_MOST_ARMS = 8, DEMO_POINTS = 10 };
 
 /* ---- options ---- */

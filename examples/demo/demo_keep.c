@@ -36,7 +36,7 @@ xd_result demo_keep_student(demo_rank *r, const float *own, bool save, char samp
     if (status == XD_OK && xd_comm_rank(r->world) == 0) {
         if (save) status = demo_save_whole(r, &whole, weights);
         if (status == XD_OK)
-            status = sample_write(r->ctx, &whole, weights, job->tokenizer, job->seed, sample);
+            status = sample_write(r->ctx, &whole, weights, job->tokenizer, DEMO_BEGINNING, job->seed, sample);
     }
     xd_release(r->ctx, weights);
     nn_model_free(&whole);

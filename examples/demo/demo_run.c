@@ -217,8 +217,8 @@ static xd_result demo_run_teacher(demo_rank *r) {
     XD_TRY(demo_evaluate_teacher(r, &bits));
     if (xd_comm_rank(r->world) == 0) {
         result->bits_per_byte = bits;
-        status = sample_write(r->ctx, job->teacher, job->teacher_weights, job->teacher_tokenizer, job->seed,
-                              result->sample);
+        status = sample_write(r->ctx, job->teacher, job->teacher_weights, job->teacher_tokenizer,
+                              DEMO_BEGINNING, job->seed, result->sample);
     }
     return xd_agree(r->world, status);
 }

@@ -409,7 +409,7 @@ static xd_result distil_teach(distil_run *r, distil_arm_kind kind) {
 /* The best student, as a directory, and what it writes. */
 static xd_result distil_save(distil_run *r, distil_arm_kind kind) {
     distil_arm *arm = &r->arms[kind];
-    char path[512];
+    char path[512], beginning[TEXT_BEGINNING];
     nn_model model;
     const bool own = r->own.tokenizer != NULL;
     const int32_t end = own ? r->own.end_of_text : r->teacher.end_of_text;
@@ -423,8 +423,9 @@ static xd_result distil_save(distil_run *r, distil_arm_kind kind) {
     snprintf(path, sizeof path, "%s/%s", r->o->out, kind == DISTIL_TAUGHT ? "student" : "alone");
     const char *problem = nn_model_init(&r->config, NULL, NULL, &model);
     XD_REQUIRE(r->ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
-    xd_result result =
-        sample_write(r->ctx, &model, arm->lesson.best, distil_tokenizer(r), r->o->seed, arm->sample);
+    text_beginning(r->split.data[TEXT_REPORT], r->split.bytes[TEXT_REPORT], beginning);
+    xd_result result = sample_write(r->ctx, &model, arm->lesson.best, distil_tokenizer(r), beginning,
+                                    r->o->seed, arm->sample);
     if (result == XD_OK) result = model_directory_save(r->ctx, path, &model, arm->lesson.best, &extras);
     nn_model_free(&model);
     return result;

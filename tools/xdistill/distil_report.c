@@ -165,7 +165,11 @@ static void distil_html_table(html *h, const distil_run *r) {
 }
 
 static void distil_html_samples(html *h, const distil_run *r) {
-    html_raw(h, "<h2>What they write</h2><div class=\"samples\">");
+    char beginning[TEXT_BEGINNING];
+    text_beginning(r->split.data[TEXT_REPORT], r->split.bytes[TEXT_REPORT], beginning);
+    html_raw(h, "<h2>What they write behind \"");
+    html_text(h, beginning);
+    html_raw(h, "\"</h2><div class=\"samples\">");
     for (int i = 0; i < DISTIL_ARMS; i++) {
         if (!r->arms[i].done) continue;
         html_format(h, "<div><h3>%s</h3><pre>", distil_arm_name((distil_arm_kind)i));

@@ -123,3 +123,20 @@ void tokens_free(xd_ctx *ctx, tokens *t) {
     xd_release(ctx, t->spans);
     memset(t, 0, sizeof *t);
 }
+
+void text_beginning(const char *data, size_t bytes, char out[TEXT_BEGINNING]) {
+    size_t first = 0, length = 0;
+    int words = 0;
+    while (first < bytes && (unsigned char)data[first] <= ' ') first++;
+    while (first + length < bytes) {
+        const size_t next =
+            utf8_character((const unsigned char *)data + first + length, bytes - first - length);
+        const char c = data[first + length];
+        if (next == 0 || length + next >= TEXT_BEGINNING || (c != ' ' && (unsigned char)c < ' ')) break;
+        if (c == ' ' && ++words == 4) break;
+        memcpy(out + length, data + first + length, next);
+        length += next;
+    }
+    if (length == 0) out[length++] = 'A'; /* a text of blanks */
+    out[length] = 0;
+}

@@ -29,6 +29,10 @@ typedef struct text_split_desc {
 xd_result text_split_load(xd_ctx *ctx, const text_split_desc *desc, text_split *out);
 void text_split_free(xd_ctx *ctx, text_split *split);
 
+/* The first words of a text, at most four of a line, for a model to go on from. */
+enum { TEXT_BEGINNING = 48 };
+void text_beginning(const char *data, size_t bytes, char out[TEXT_BEGINNING]);
+
 /* A text in a tokenizer's tokens; the text itself stays the caller's. */
 typedef struct tokens {
     const char *data;

@@ -504,7 +504,7 @@ typedef struct rank_case {
     int tp;         /* of 4 ranks; the others are data ranks */
     bool knows;     /* .rank is set */
     int refused[4]; /* out, by rank */
-    char said[200]; /* out, by rank 3 */
+    char said[512]; /* out, by rank 3 */
 } rank_case;
 
 static xd_result add_split_weight(xd_comm *world, void *argument) {

@@ -4,7 +4,7 @@
 #
 #   sh tests/python/cuda.sh DIR    from the root, after make lib; PYTHON runs the tests, those of tensors if it has PyTorch
 dir=$1
-python=$(command -v "${PYTHON:-python3}")
+python=$("${PYTHON:-python3}" -c "import sys; print(sys.executable)") || exit 1 # not a script of the name, which looks for bash
 [ "${dir#/}" != "$dir" ] || dir=$PWD/$dir
 rm -rf "$dir/emulated" "$dir/compiled"
 

@@ -17,7 +17,7 @@ typedef struct xd_weight xd_weight;
 /* Settings of a model. */
 typedef struct xd_model_desc {
     uint64_t seed; /* of the first values */
-    int rank;      /* this rank's number in the weights' layouts: of the world for a mesh's */
+    int rank;      /* this rank in the weights' layouts; over a mesh, in its communicator */
 } xd_model_desc;
 
 /* Whether a block is a unit of sharding. */

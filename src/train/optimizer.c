@@ -27,6 +27,7 @@ struct xd_optimizer {
     double update_rate;   /* the learning rate of `updates` */
     const xd_ema *joined; /* whose shadows are in `updates`; NULL -> none are */
     bool listed;          /* a step of the list as it was has succeeded with `updates` */
+    bool told_idle;       /* that no parameter has a gradient */
     xd_array_list *list;  /* of the updates, on a device; NULL on the CPU */
 };
 
@@ -443,14 +444,14 @@ static void xdi_optimizer_rate_updates(xd_optimizer *o) {
 }
 
 /* A loop that never sets its gradients would train nothing, and hear nothing. */
-static void xdi_optimizer_warn_idle(const xd_optimizer *o) {
-    for (int64_t i = 0; i < o->desc.param_count; i++) {
+static void xdi_optimizer_warn_idle(xd_optimizer *o) {
+    for (int64_t i = 0; i < o->desc.param_count && !o->told_idle; i++) {
         const xd_param *p = &o->desc.params[i];
         if (p->gradient || p->count == 0 || !xdi_train_owns(p)) continue;
         xd_log(o->ctx, XD_LOG_WARN,
                "xd_optimizer_step changes nothing: none of %lld parameters has a gradient; %s's is NULL",
                (long long)o->desc.param_count, p->name ? p->name : "(unnamed)");
-        return;
+        o->told_idle = true;
     }
 }
 

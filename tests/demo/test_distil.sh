@@ -207,6 +207,8 @@ refused 'precious.txt is there, and is no projection' pair --student data/studen
 cmp -s "$work/few.txt" "$work/precious.txt"
 verdict $? 'no text is overwritten'
 refused 'only runs with one teacher and text compare' compare "$work/x.svg" "$work/run" "$work/from2"
+n=0; while [ $n -lt 33 ]; do cp -r "$work/run" "$work/many${n}x"; n=$((n + 1)); done
+refused 'more than 32 students: a picture holds no more' compare "$work/x.svg" "$work"/many*
 refused 'is no finished run: it has no result.json' compare "$work/x.svg" "$work/run" "$work/cache"
 
 : >"$work/empty.txt"

@@ -104,11 +104,11 @@ static xd_result compare_read_root(xd_ctx *ctx, const xd_json *root, const char 
     (void)xd_json_int64(xd_json_find(root, "report_bytes"), &bytes);
     if (first) runs->teacher = teacher;
     if (first) runs->bytes = bytes;
-    XD_REQUIRE(ctx, bytes == runs->bytes && fabs(teacher - runs->teacher) < 1e-6, XD_ERROR_MISMATCH,
-               "%s reports on %lld bytes, of which its teacher needs %.4f bits each; the first run on %lld "
-               "and %.4f: "
-               "only runs with one teacher and text compare",
-               directory, (long long)bytes, teacher, (long long)runs->bytes, runs->teacher);
+    XD_REQUIRE(
+        ctx, bytes == runs->bytes && fabs(teacher - runs->teacher) < 1e-6, XD_ERROR_MISMATCH,
+        "%s reports on %lld bytes, for which its teacher needs %.4f bits each; the first run on %lld, for "
+        "%.4f: only runs with one teacher and text compare",
+        directory, (long long)bytes, teacher, (long long)runs->bytes, runs->teacher);
     runs->vocabulary = first || vocabulary == runs->vocabulary ? vocabulary : 0;
     for (int i = 0; i < 2; i++) {
         const xd_json *arm = xd_json_find(root, keys[i]);
@@ -179,15 +179,18 @@ static void compare_print(const compare_runs *runs) {
         if (compare_leads(runs, i)) sample_print(runs->arms[i].name, runs->arms[i].sample);
 }
 
-static void compare_add(const compare_runs *runs, const compare_arm *arm, plot_series *series) {
+/* All seeds of a student; false if they are too many. */
+static bool compare_add(const compare_runs *runs, const compare_arm *arm, plot_series *series) {
     memset(series, 0, sizeof *series);
     series->name = arm->name;
-    for (int i = 0; i < runs->count && series->run_count < PLOT_MOST_RUNS; i++) {
+    for (int i = 0; i < runs->count; i++) {
         const compare_arm *a = &runs->arms[i];
         if (!compare_same(a, arm)) continue;
+        if (series->run_count == PLOT_MOST_RUNS) return false;
         series->runs[series->run_count++] =
             (plot_run){ a->losses, a->steps, a->heldout, a->heldout_at, a->points, a->best };
     }
+    return true;
 }
 
 static xd_result compare_draw(xd_ctx *ctx, const char *path, const compare_runs *runs) {
@@ -195,8 +198,14 @@ static xd_result compare_draw(xd_ctx *ctx, const char *path, const compare_runs 
     plot_figure figure;
     char title[160];
     memset(&figure, 0, sizeof figure);
-    for (int i = 0; i < runs->count && figure.series_count < PLOT_MOST_SERIES; i++)
-        if (compare_leads(runs, i)) compare_add(runs, &runs->arms[i], &series[figure.series_count++]);
+    for (int i = 0; i < runs->count; i++) {
+        if (!compare_leads(runs, i)) continue;
+        XD_REQUIRE(ctx, figure.series_count < PLOT_MOST_SERIES, XD_ERROR_ARGUMENT,
+                   "more than %d students: a picture holds no more", (int)PLOT_MOST_SERIES);
+        XD_REQUIRE(ctx, compare_add(runs, &runs->arms[i], &series[figure.series_count++]), XD_ERROR_ARGUMENT,
+                   "%s has more than %d seeds: a picture holds no more", runs->arms[i].name,
+                   (int)PLOT_MOST_RUNS);
+    }
     if (runs->vocabulary)
         snprintf(title, sizeof title, "Students of %lld entries from %s", (long long)runs->vocabulary,
                  runs->teacher_name);
